@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _CHANGED = threading.Condition(threading.RLock())
 _STUCK_S = 30.0
+_CHANGES = 0.002  # how often a stream that was fast is slow from then on, for each piece of work
 _local = threading.local()
 _devices: list["FakeDevice"] = []
 
@@ -63,7 +64,7 @@ class FakeStream:
     def __init__(self, device: Any = None) -> None:
         self.owner = device if isinstance(device, FakeDevice) else here()
         self.queue: deque[Task] = deque()
-        self.rate = 1.0
+        self.rate = _rate(self.owner.random)
         self._outer: list[FakeStream] = []
         with _CHANGED:
             self.owner.streams.append(self)
@@ -97,6 +98,11 @@ class FakeStream:
 
     def __exit__(self, *_error: object) -> None:
         self.owner.current = self._outer.pop()
+
+
+def _rate(random: Random | None) -> float:
+    """A stream's speed. So different that work may be late by many steps, and for long."""
+    return 1.0 if random is None else 10 ** random.uniform(-4, 4)
 
 
 class FakeDevice:
@@ -133,7 +139,7 @@ class FakeDevice:
                 continue
         elif self.random.random() < 0.3:
             for _ in range(int(self.random.expovariate(0.1))):
-                if not _do_one([self], self.random):
+                if not _do_one([self], self.random, may_rest=True):
                     break
 
     def finish(self, task: Task) -> None:
@@ -146,15 +152,17 @@ class FakeDevice:
                     raise AssertionError("the fake device waits for work that nobody gives it")
 
 
-def _do_one(devices: list[FakeDevice], random: Random | None) -> bool:
-    """Do the first work of a stream, and say whether there was any."""
+def _do_one(devices: list[FakeDevice], random: Random | None, *, may_rest: bool = False) -> bool:
+    """Do the first work of a stream, and say whether there was any. If nobody waits, a slow stream may rest."""
     ready = [stream for device in devices for stream in device.streams if stream.queue and stream.queue[0].is_ready()]
+    if may_rest and random is not None:
+        ready = [stream for stream in ready if random.random() < stream.rate]
     if not ready:
         return False
     stream = ready[0]
     if random is not None:
-        if random.random() < 0.02:  # a stream that was fast is slow from now on
-            random.choice(ready).rate = 10 ** random.uniform(-3, 3)
+        if random.random() < _CHANGES:
+            random.choice(ready).rate = _rate(random)
         stream = random.choices(ready, [each.rate for each in ready])[0]
     task = stream.queue.popleft()
     with _disable_current_modes(), torch.no_grad():

@@ -1,14 +1,13 @@
 """A rank that trains with `samovar.replicate` as if its model were on a GPU: the group of NCCL is one of gloo."""
 
 import os
-from typing import Any
 
 import torch
 
 import samovar
 from samovar import _native
 from samovar.api import rendezvous, replica, replicate
-from samovar.transports.torch_dist import JobStore, NearCollectives
+from samovar.transports.torch_dist import NearCollectives
 
 DEVICE = torch.device("cpu")
 
@@ -16,7 +15,7 @@ DEVICE = torch.device("cpu")
 def main() -> None:
     _native.die_with_parent()
     torch.manual_seed(1)
-    for place, name, made in ((rendezvous, "nccl_card", card), (JobStore, "near", near), (replica, "device_of", there)):
+    for place, name, made in ((rendezvous, "nccl_card", card), (replica, "device_of", there)):
         setattr(place, name, made)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,10 +37,6 @@ def card(_device: torch.device | None) -> tuple[str, str]:
 
 def there(_parameters: object) -> torch.device:
     return DEVICE
-
-
-def near(store: JobStore, prefix: str, rank: int, world_size: int, _device: torch.device, timeout_s: float) -> Any:
-    return store.gloo(prefix, rank, ["127.0.0.1"] * world_size, (), timeout_s)._group
 
 
 if __name__ == "__main__":

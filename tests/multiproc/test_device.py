@@ -11,6 +11,20 @@ STEPS, SAVED = 12, 5
 COMPARED = ("weights_sha256", "train_loss", "test_loss", "test_accuracy")
 
 
+def test_ranks_connect_their_devices_and_keep_the_model_there(tmp_path: Path, digits: Path) -> None:
+    solver = write_solver(write_net(tmp_path, digits), 5)
+    runs = {}
+    for device in ("cpu", "cpu-near"):
+        out = tmp_path / device
+        words = ("--workers", 2, "--threads-per-worker", 1, "--device", device, "--out", out)
+        said = succeed("train", "--solver", solver, *words, folder=tmp_path).output
+        runs[device] = {name: result_of(out)[name] for name in COMPARED}, metrics_of(out, "train")
+        assert ("gloo" in said) == (device == "cpu-near"), said
+    (result, steps), (result_near, steps_near) = runs["cpu"], runs["cpu-near"]
+    assert result_near == result
+    assert [(one["step"], one["loss"]) for one in steps_near] == [(one["step"], one["loss"]) for one in steps]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_on_a_device_is_the_run_on_the_cpu(tmp_path: Path, digits: Path) -> None:
@@ -18,17 +32,18 @@ def test_a_run_on_a_device_is_the_run_on_the_cpu(tmp_path: Path, digits: Path) -
     solver = write_solver(net, STEPS, snapshot=SAVED)
     shape = ("--workers", 2, "--threads-per-worker", 1, "--sync-period", 3, "--strategy", "sync-easgd")
     runs = {}
-    for device in ("cpu", "cpu-staged"):
+    for device in ("cpu", "cpu-staged", "cpu-near"):
         out = tmp_path / device
         succeed("train", "--solver", solver, *shape, "--device", device, "--out", out, folder=tmp_path)
         runs[device] = {name: result_of(out)[name] for name in COMPARED}
-    assert runs["cpu-staged"] == runs["cpu"]
-    saved = tmp_path / "cpu-staged" / "snapshots" / f"step_{SAVED:08}"
-    resumed = tmp_path / "resumed"
-    more = ("--device", "cpu-staged", "--snapshot", saved, "--out", resumed)
-    succeed("train", "--solver", solver, *shape, *more, folder=tmp_path)
-    assert {name: result_of(resumed)[name] for name in COMPARED} == runs["cpu"]
-    assert metrics_of(resumed, "test") == metrics_of(tmp_path / "cpu", "test")[-1:]
+    assert runs["cpu-staged"] == runs["cpu-near"] == runs["cpu"]
+    for device in ("cpu-staged", "cpu-near"):
+        saved = tmp_path / device / "snapshots" / f"step_{SAVED:08}"
+        resumed = tmp_path / "resumed" / device
+        more = ("--device", device, "--snapshot", saved, "--out", resumed)
+        succeed("train", "--solver", solver, *shape, *more, folder=tmp_path)
+        assert {name: result_of(resumed)[name] for name in COMPARED} == runs["cpu"]
+        assert metrics_of(resumed, "test") == metrics_of(tmp_path / "cpu", "test")[-1:]
     weights = next((tmp_path / "cpu" / "snapshots" / f"step_{STEPS:08}").glob("*.caffemodel"))
     tested = [
         succeed("test", "--model", net, "--weights", weights, "--iterations", 3, "--device", device, folder=tmp_path)

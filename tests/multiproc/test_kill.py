@@ -78,9 +78,10 @@ def assert_nothing_left(command: Command, out: Path, ranks: list[psutil.Process]
 def test_a_rank_killed_at_a_random_moment(endless: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     workers = 3 if seed % 5 == 4 else 2
+    device = "cpu-near" if seed % 3 == 2 else "cpu"
     rank, moment = rng.randrange(workers), MOMENTS[seed % len(MOMENTS)]
     out = tmp_path / "out"
-    with start(endless, out, workers) as command:
+    with start(endless, out, workers, "--device", device) as command:
         process = wait_for_moment(command, out, rank, moment, rng)
         ranks = list(command.ranks().values())
         process.kill()

@@ -177,7 +177,7 @@ class SolverRun:
                 )
                 if self._finds_ties:
                     self._find_ties()
-            losses.append(loss)
+            losses.append(float(loss))
             for bucket in self.buckets:
                 self.solver.update(step, bucket, 1.0 / self.caffe.iter_size)
         return losses

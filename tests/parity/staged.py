@@ -26,9 +26,13 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluated import EvaluatedWeights
+from samovar.training.finite import FiniteCheck
+from samovar.training.memory import open_memory
 from samovar.training.step import Parts, Worker
 from samovar.transports.base import Region, Transport
+from samovar.transports.torch_dist import NearCollectives
 from tests.fake_device import AWAY, away_mode
+from tests.fake_streams import FakeNccl, Meetings
 
 NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 6 dim: 3 dim: 9 dim: 9 } } }
@@ -53,7 +57,10 @@ SOLVER = SolverConfig("SGD", PolicyConfig("fixed", 0.05), momentum=0.9, weight_d
 
 @dataclass(frozen=True)
 class Setting:
-    """A strategy on so many ranks, each step of so many parts; `device` None: in shared memory itself."""
+    """A strategy on so many ranks, each step of so many parts; `device` None: in shared memory itself.
+
+    With `meetings` the whole model is on the device, whose ranks exchange it there.
+    """
 
     strategy: StrategyConfig
     world_size: int = 2
@@ -61,6 +68,7 @@ class Setting:
     precision: str = "fp32"
     device: torch.device | None = None
     steps_then_saved: int = 0  # after so many, all state goes through `state_dict` into parts made anew
+    meetings: Meetings | None = None
 
 
 class Rank:
@@ -74,14 +82,21 @@ class Rank:
         parameters = {info.name: info.parameter for info in infos}
         layout = layout_of(parameters)
         size = layout.num_elements
-        kept = num_histories(SOLVER) if setting.strategy.divides_updates else 0
-        window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
-        rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
+        collectives: Any = PlannedCollectives(transport, lambda _num_bytes: "direct")
+        host = collectives
+        if setting.meetings is not None:
+            assert setting.device is not None
+            memory = open_memory(transport, layout, None, setting.device)
+            rows = [memory.weights, memory.gradients]
+            collectives = NearCollectives(FakeNccl(setting.meetings, rank), host, setting.device)
+        else:
+            kept = num_histories(SOLVER) if setting.strategy.divides_updates else 0
+            window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
+            rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
         weights, gradients, *histories = [FlatBuffer(layout, row.array) for row in rows]
         buckets = layout.buckets(setting.strategy.bucket_size_bytes)
         self.model = Model(self.net, parameters, weights, gradients, buckets, setting.precision, setting.device)
         self.solver = build_solver(SOLVER, weights, gradients, {}, histories)
-        collectives = PlannedCollectives(transport, lambda _num_bytes: "direct")
         deadline = partial(Deadline.after, 50.0)
         seat = None
         if setting.strategy.needs_center:
@@ -92,7 +107,8 @@ class Rank:
         buffers = Buffers(rows[0], rows[1], tuple(rows[2:]))
         self.strategy = build_strategy(setting.strategy, collectives, buckets, buffers, deadline, seat)
         statistics = [info.name for info in infos if info.is_statistic]
-        self.evaluated = EvaluatedWeights(self.strategy, weights, statistics, collectives, deadline)
+        self.evaluated = EvaluatedWeights(self.strategy, weights, statistics, host, deadline)
+        self.finite = FiniteCheck(weights, self.strategy, self.solver, rank)
         parts = Parts(setting.num_parts, world_size, setting.num_parts)
         self.batches = batches(rank, world_size)
         self.worker = Worker(self.model, self.solver, self.strategy, self, parts, 50.0)  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from samovar.api.connect_hosts import (
 )
 from samovar.api.emulated import Emulated, connected_emulated
 from samovar.api.heartbeats import Heartbeats
-from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -40,7 +39,7 @@ from samovar.transports.keys import make_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.transports.torch_dist import JobStore, default_group
+from samovar.transports.torch_dist import ConnectNear, JobStore, default_group
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from samovar.api.heartbeats import Heartbeats
-from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -41,7 +40,7 @@ from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
-from samovar.transports.torch_dist import NearCollectives
+from samovar.transports.torch_dist import ConnectNear, NearCollectives
 
 # Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
 _GLOO_LIMIT_S = 86_400.0
@@ -94,9 +93,11 @@ def connected_near(
     lacking = lacks_nccl(gathering.hellos)
     if transport == "nccl" and lacking:
         raise InputError(f"{gathering.who}: transport 'nccl' is impossible: {lacking}; give auto, shm or gloo")
-    if lacking or device is None or transport not in (AUTO, "nccl"):
-        return None
     identity = gathering.identity
+    if lacking or device is None or transport not in (AUTO, "nccl"):
+        if device is not None and device.type == "cuda" and transport == AUTO and identity.rank == 0:
+            print(f"samovar: models are copied through the host's memory: {lacking}", file=sys.stderr)
+        return None
     store, prefix, who = gathering.store, f"{gathering.prefix}/near", gathering.who
 
     def connect(collectives: Collectives) -> NearCollectives:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, cast
 
 import torch
 
@@ -22,9 +22,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.transports.base import PeerTransport
 from samovar.transports.hosts import HostsTransport
-from samovar.transports.torch_dist import NearCollectives
-
-ConnectNear: TypeAlias = Callable[[Collectives], NearCollectives]
+from samovar.transports.torch_dist import ConnectNear, NearCollectives
 
 
 class UnevenReplica(Protocol):

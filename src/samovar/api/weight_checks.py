@@ -10,9 +10,9 @@ from samovar.api.figures_wanted import warn
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.core.errors import NotFinite
 from samovar.core.layout import LOOK_EVERY_STEPS
-from samovar.frontends.torch.late import LateCopy
+from samovar.frontends.torch.late import LateLook
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of, digest_of, finite_flags, first_not_finite, unclaimed
+from samovar.frontends.torch.parameters import device_of, digest_of, first_not_finite, unclaimed
 from samovar.strategies.config import StrategyConfig
 
 
@@ -35,7 +35,7 @@ class WeightChecks:
         self._compare_steps = compare_steps
         is_elastic = config.traits.setting("moving_rate") is not None
         self._first_exchange = (config.sync_period_steps or 0) if is_elastic else 0
-        self._looked: tuple[int, LateCopy] | None = None  # after which step, on a device
+        self._late_look = LateLook()  # on a device
 
     def stepped(self, step: int, figures: ReplicaFigures) -> None:
         """After each step: look at the weights if it is time."""
@@ -67,13 +67,8 @@ class WeightChecks:
         """Look without a wait for the device: each look raises what the one before found."""
         if self._is_async:
             return
-        if self._looked is not None:
-            looked_step, flags = self._looked
-            if not flags.has_come():
-                return
-            if not all(flags.values()):
-                self._refuse(list(self._parameters)[flags.values().index(False)], looked_step, figures)
-        self._looked = step, LateCopy(finite_flags(self._parameters))
+        if (found := self._late_look.look(step, self._parameters)) is not None:
+            self._refuse(found[1], found[0], figures)
 
     def _refuse(self, name: str, step: int, figures: ReplicaFigures) -> None:
         rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from samovar.cli.output_flags import OUTPUT, Panel
 from samovar.config import BATCH_MODES, RECIPES
-from samovar.core.device import AUTO, CPU, CUDA, PRECISIONS
+from samovar.core.device import AUTO, CPU, CUDA, GPU, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
 from samovar.launch.limits import MOST_THREADS_PER_CORE
@@ -18,7 +18,7 @@ DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How w
 HOSTS = Panel("Several hosts")
 
 _HOLD = "Decode the training set once, into the memory of all workers."
-_WORKERS = "Worker processes; auto: as many as are fastest. Default: 1."
+_WORKERS = "Processes. auto: the fastest number; gpu: one a GPU. Default: 1."
 _MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."
 _DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
 _TIMEOUT = "How long a worker waits for another before it gives up."
@@ -80,7 +80,7 @@ class DataFlags(NamedTuple):
 class OnMachine(NamedTuple):
     """How much of this machine a run takes."""
 
-    workers: Annotated[str, WORKERS("N|auto", _WORKERS, choices=(AUTO,), show_default=False)] = "1"
+    workers: Annotated[str, WORKERS("N|NAME", _WORKERS, choices=(AUTO, GPU), show_default=False)] = "1"
     threads_per_worker: Annotated[str | None, WORKERS("N|auto", "Compute threads of each. Default: auto.")] = None
     oversubscribe: Oversubscribe = False
 

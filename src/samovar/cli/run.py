@@ -15,6 +15,7 @@ import typer
 from samovar.cli import flags
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
+from samovar.core.device import GPU
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL
 from samovar.core.trace import TraceWindow
@@ -23,6 +24,7 @@ from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
+from samovar.launcher.placing import count_gpus
 from samovar.membership.kept_memory import KeptMemory
 from samovar.predict.cluster import load_cluster
 from samovar.predict.emulated import emulated
@@ -36,7 +38,7 @@ from samovar.transports.gaspi_library import gaspi_library
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
-_WORKERS = "Ranks on this host. auto: one for each core."
+_WORKERS = "Ranks on this host. auto: one for each core. gpu: one for each GPU."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
 _TRANSPORT = "auto, shm, gloo, nccl, tcp (encrypted), gaspi."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
@@ -54,7 +56,7 @@ _MAX = "Most ranks that train together; others wait."
 
 def run_script(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT", help=_SCRIPT)],
-    workers: Annotated[str, OPTIONS("N|auto", _WORKERS, "-n", "--workers")] = AUTO,
+    workers: Annotated[str, OPTIONS("N|auto|gpu", _WORKERS, "-n", "--workers")] = AUTO,
     module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
     transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
@@ -155,9 +157,13 @@ def _require_script(script: str, module: bool) -> None:
 
 def _num_ranks(workers: str, oversubscribe: bool) -> int:
     num_ranks = num_available_cpus()
-    if workers != AUTO:
+    if workers == GPU:
+        num_ranks = count_gpus()
+    elif workers != AUTO:
         if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-            raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
+            raise InputError(
+                f"--workers {workers}: give a number from 1, or {AUTO} or {GPU} for a rank on each core or GPU"
+            )
         num_ranks = int(workers)
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     return num_ranks

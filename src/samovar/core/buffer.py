@@ -9,6 +9,7 @@ import torch
 
 from samovar.core.errors import InputError
 from samovar.core.layout import Entry, Layout
+from samovar.core.near import Flat, NearArray
 from samovar.core.stateful import State, StateValue
 
 
@@ -27,23 +28,35 @@ class FlatTensor:
 
 
 class FlatBuffer(FlatTensor):
-    """A layout over N float32 elements of the CPU's memory.
+    """A layout over N float32 elements of the CPU's memory, or of a device's.
 
-    `array_N` and `tensor_N` are the same memory as NumPy array and torch tensor.
+    `array_N` and `tensor_N` are the same memory as NumPy array (on a device, a NearArray) and torch tensor. States are
+    in the host's memory.
     """
 
-    def __init__(self, layout: Layout, array_N: npt.NDArray[np.float32]) -> None:
-        assert array_N.dtype == np.float32, array_N.dtype
-        super().__init__(layout, torch.from_numpy(array_N))
+    def __init__(self, layout: Layout, array_N: Flat) -> None:
+        super().__init__(layout, tensor_of(array_N))
+        assert self.tensor_N.dtype == torch.float32, self.tensor_N.dtype
         self.array_N = array_N
 
     @classmethod
     def zeros(cls, layout: Layout) -> "FlatBuffer":
         return cls(layout, np.zeros(layout.num_elements, np.float32))
 
+    @property
+    def is_near(self) -> bool:
+        """Whether a strategy's arithmetic on it is that of `samovar.core.near`."""
+        return isinstance(self.array_N, NearArray)
+
+    def blank(self) -> "FlatBuffer":
+        """Zeros of the same layout, in the same place."""
+        if self.is_near:
+            return FlatBuffer(self.layout, NearArray(torch.zeros_like(self.tensor_N)))
+        return FlatBuffer.zeros(self.layout)
+
     def logical(self, name: str) -> npt.NDArray[np.float32]:
         """A C-contiguous copy of `name` in its logical shape."""
-        copy: npt.NDArray[np.float32] = self._views[name].contiguous().numpy().copy()
+        copy: npt.NDArray[np.float32] = self._views[name].contiguous().cpu().numpy().copy()
         return copy
 
     def logical_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -64,7 +77,7 @@ class FlatBuffer(FlatTensor):
             if shape != entry.spec.shape:
                 raise InputError(f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}")
         for name, value in state.items():
-            self.view(name).numpy()[...] = value
+            self.view(name).copy_(torch.from_numpy(np.array(value, np.float32)))
 
     def sha256(self, names: tuple[str, ...] | None = None) -> str:
         """SHA-256 of the values as little-endian float32 in logical order.
@@ -76,6 +89,14 @@ class FlatBuffer(FlatTensor):
         for name in order:
             digest.update(self.logical(name).astype("<f4", copy=False).tobytes())
         return digest.hexdigest()
+
+
+def tensor_of(array: Flat) -> torch.Tensor:
+    """The same memory as a torch tensor, in the host's memory or on a device."""
+    if isinstance(array, NearArray):
+        near: torch.Tensor = array.tensor_N
+        return near
+    return torch.from_numpy(array)
 
 
 def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
@@ -91,8 +112,12 @@ class StagedBuffer:
     """Ranks share and solvers update `host`; layers read and write `near`, on `device`.
 
     Where they are in use, the host's copy is the truth: `fetch` before the device computes with it, `store` the
-    device's result. `store` waits until the copy is done. `fetch` does not from memory of `pinned`, which the host may
-    write again after the next `store`. With `device` None the two are the same memory, and nothing is copied.
+    device's result. `store` waits until the copy is done. With `device` None the two are the same memory, and nothing
+    is copied.
+
+    Memory of `pinned` has a stream of its own for its copies. It waits for the device's work so far, and work that
+    comes after a `fetch` waits for that, on the device. The host waits for `store` alone; it may write such memory
+    after that, or after `settle`.
 
     Memory: N floats on the device. Cost: 4 bytes read and written for each element of a copy.
     """
@@ -105,17 +130,45 @@ class StagedBuffer:
             self.near = FlatTensor(host.layout, host.tensor_N.to(device, copy=True))
         # Apart for autograd, which would take the copy of one part for a change of what all layers have saved.
         self._near = self.near.tensor_N.data
-        self._is_pinned = self.is_apart and host.tensor_N.is_pinned()
+        self._copies = torch.Stream(device) if self.is_apart and host.tensor_N.is_pinned() else None
 
     def fetch(self, start: int = 0, stop: int | None = None) -> None:
         """near = host, from element `start` to `stop`."""
         if self.is_apart:
-            self._near[start:stop].copy_(self.host.tensor_N[start:stop], non_blocking=self._is_pinned)
+            self._copy(self._near[start:stop], self.host.tensor_N[start:stop])
+            if self._copies is not None:
+                self._work().wait_stream(self._copies)
 
     def store(self, start: int = 0, stop: int | None = None) -> None:
         """host = near, from element `start` to `stop`."""
         if self.is_apart:
-            self.host.tensor_N[start:stop].copy_(self._near[start:stop])
+            self._copy(self.host.tensor_N[start:stop], self._near[start:stop])
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the copies that are under way."""
+        if self._copies is not None:
+            self._copies.synchronize()
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        if self._copies is None:
+            to.copy_(source)
+            return
+        self._copies.wait_stream(self._work())
+        with self._copies:
+            to.copy_(source, non_blocking=True)
+
+    def _work(self) -> torch.Stream:
+        """The stream of the layers and the optimizer."""
+        return torch.accelerator.current_stream(self._near.device)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of the host's `tensor` on `device`, for which the host does not wait: it goes through pinned memory."""
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return staged.copy_(tensor).to(device, non_blocking=True)
 
 
 def pinned(num_elements: int) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samovar.config import RunConfig
-from samovar.core.device import AUTO, CPU, CUDA
+from samovar.core.device import AUTO, CPU, CUDA, GPU
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import taken_cpus
 from samovar.core.requirements import require_packages
@@ -77,6 +77,22 @@ def torch_devices(device: str | None = None) -> Devices:
         reason = getattr(error, "stderr", None) or str(error).encode()
         last = reason.decode(errors="replace").strip().rpartition("\n")[2]
         raise SamovarError(f"PyTorch does not say which devices there are: {last}; check its installation") from error
+
+
+def count_gpus(ask: Callable[[], Devices] = torch_devices) -> int:
+    """The number of GPUs of this host, for --workers gpu; InputError if there is none."""
+    found = ask()
+    if not found.count:
+        why = found.described.partition("; ")[2]
+        raise InputError(f"--workers {GPU}: this host has {why}; give a number of workers")
+    return found.count
+
+
+def worker_on_each_gpu(config: RunConfig, ask: Callable[[], Devices] = torch_devices) -> tuple[RunConfig, int]:
+    """`config` on this host's GPUs, and a worker for each of them. Raises InputError."""
+    if config.device not in (AUTO, CPU, CUDA):
+        raise InputError(f"--workers {GPU}: is a worker on each GPU, not with --device {config.device}; leave one out")
+    return replace(config, device=CUDA), count_gpus(ask)
 
 
 def on_device(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, Unpack
 
 from samovar.config import RunConfig, parse_weights
+from samovar.core.device import GPU
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -21,7 +22,7 @@ from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import remove_if_unused, run_job
 from samovar.launcher.other_hosts import Host0
 from samovar.launcher.passing import locked
-from samovar.launcher.placing import on_device, placed
+from samovar.launcher.placing import on_device, placed, worker_on_each_gpu
 from samovar.launcher.plan import TrainingPlan, find_snapshot, plan_training
 from samovar.launcher.started import as_started
 from samovar.launcher.sweep import sweep_lines, with_fastest_workers
@@ -71,7 +72,7 @@ class TrainSettings(Settings, total=False):
 def train(
     solver: str | Path,
     *,
-    workers: int | Literal["auto"] = 1,
+    workers: int | Literal["auto", "gpu"] = 1,
     strategy: str = "sync",
     threads_per_worker: int | Literal["auto"] | None = None,
     iterations: int | None = None,
@@ -121,7 +122,7 @@ def run_training(
     place: HostPlace | None = None,
     key_file: Path | None = None,
 ) -> RunResult:
-    """Train as `config` says, on this number of workers and threads, or "auto"; see `train`.
+    """Train as `config` says, on this number of workers ("gpu": one on each) and threads, or "auto"; see `train`.
 
     Progress goes to `output`; None is stdout. `place` is this host's in a run on several; workers are those here.
     `key_file` is the key of hosts that a launcher such as torchrun tells.
@@ -153,6 +154,8 @@ def _on_this_host(
         output, errors = output or sys.stdout, sys.stderr
         if quiet:
             output = errors = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        if workers == GPU:
+            config, workers = worker_on_each_gpu(config)
         config = on_device(config, config.device)
         num_workers, num_threads = count_of("--workers", workers), count_of("--threads-per-worker", threads_per_worker)
         if config.exact is not None and threads_per_worker is None:

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from samovar import _native
-from samovar.core.device import CPU, CUDA, STAGED_CPU
+from samovar.core.device import CPU, CUDA, NEAR_CPU, STAGED_CPU
 from samovar.core.errors import InputError
 
 
@@ -55,14 +55,14 @@ def answer(device: str | None = None) -> dict[str, int | str]:
 
 
 def use_device(device: str, rank: int) -> torch.device | None:
-    """Choose the device of rank `rank`. None means the CPU, in the memory that ranks share, without copies.
+    """Choose the device of rank `rank` of this host. None means the CPU, in the memory that ranks share.
 
     On CUDA it takes device `rank` modulo their number, unless one is named. It turns TF32 off, and PyTorch's
     deterministic kernels on.
     """
     if device == CPU:
         return None
-    if device == STAGED_CPU:
+    if device in (STAGED_CPU, NEAR_CPU):
         return torch.device(CPU)
     require(device)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -76,7 +76,7 @@ def use_device(device: str, rank: int) -> torch.device | None:
 
 
 def device_of(rank: int, num_devices: int) -> int:
-    """The device of a rank. Ranks take devices in turn."""
+    """The device of a rank of this host. Ranks take devices in turn."""
     return rank % num_devices
 
 

@@ -52,8 +52,8 @@ class Model:
     (`samovar.model.direct`), or it is copied from autograd. With `precision` bf16, layers that multiply matrices
     compute in it, with weights rounded in each step.
 
-    With a `device`, parameters are views into a copy of `weights` there, which is refreshed bucket by bucket. A
-    bucket's gradient is copied into `gradients` when it is final. Without one there are no copies.
+    With a `device` that the buffers are not on, parameters are views into a copy of `weights` there, which is refreshed
+    bucket by bucket. A bucket's gradient is copied into `gradients` when it is final. Else there are no copies.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class Model:
         self.weights = weights
         self.watch: GradientWatch | None = None
         self.factors: Mapping[str, FactorPlaces] = {}  # of gradients that a step has in one part
-        self._weights = StagedBuffer(weights, device)
-        self._gradients = StagedBuffer(gradients, device)
+        apart = None if weights.is_near else device
+        self._weights = StagedBuffer(weights, apart)
+        self._gradients = StagedBuffer(gradients, apart)
         self._buckets = buckets
         # What lies behind the buckets is not learned, but forward may change it (BatchNorm's sums).
         self._tail = max((bucket.stop for bucket in buckets), default=0)
@@ -97,12 +98,12 @@ class Model:
         before_forward: BucketHook,
         gradient_final: BucketHook,
         forward_done: Callable[[], None] = _nothing,
-    ) -> float:
+    ) -> torch.Tensor:
         """Compute gradients of loss_scale * loss. The first part of a step stores them, later parts add to them.
 
         `before_forward(bucket)` runs before the bucket's first layer of the step. `gradient_final(bucket)` runs when
         the last part has completed its gradient; buckets without a gradient get zero. `forward_done` runs between the
-        passes. Returns the loss, not scaled.
+        passes. Returns the loss, not scaled, where the net computes.
         """
         if first_part:
             self._announced.clear()
@@ -126,7 +127,7 @@ class Model:
         self._finish_unreached(first_part)
         if last_part:
             self._weights.store(self._tail)
-        return float(output.loss.detach())
+        return output.loss.detach()
 
     @contextmanager
     def outside_of_a_step(self) -> Iterator[None]:

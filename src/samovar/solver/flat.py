@@ -1,18 +1,23 @@
-"""The interface of a solver, and a solver on flat buffers. Each rule is one native pass over a bucket."""
+"""The interface of a solver, and a solver on flat buffers.
+
+Each rule is one native pass over a bucket, or a few operations on it on a device (`samovar.solver.near`).
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from samovar import _native
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
+from samovar.solver import near
 from samovar.solver.policy import SolverConfig
 
 
@@ -77,7 +82,8 @@ class FlatSolver:
     workers; with strategies that exchange weights, each worker clips its own.
 
     Memory: one or two arrays of N floats, in addition to weights and gradients. Cost: one read and write of weights
-    and of each history, one read of gradients (two with clipping).
+    and of each history, one read of gradients (two with clipping). On a device some four times as much, at the speed
+    of its memory, and N to 2N floats more where parameters have multipliers of their own.
     """
 
     def __init__(
@@ -93,11 +99,11 @@ class FlatSolver:
         self._constants = tuple(getattr(config, name) for name in self._rule.constants)
         self._weights = weights
         self._gradients = gradients
-        self.histories = tuple(histories) or tuple(FlatBuffer.zeros(weights.layout) for _ in self._rule.histories)
+        self.histories = tuple(histories) or tuple(weights.blank() for _ in self._rule.histories)
         assert len(self.histories) == len(self._rule.histories), (len(histories), config.type)
         self._multipliers = multipliers
         self._num_learned = sum(entry.spec.is_learned for entry in weights.layout.entries)
-        self._rows: dict[int, _BucketRows] = {}
+        self._rows: dict[int, _BucketRows | near.NearRows] = {}
         self._waiting: list[_Waiting] = []
 
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
@@ -142,46 +148,51 @@ class FlatSolver:
     def _apply(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         rows = self._rows_of(bucket)
         rate = self.config.policy.rate(step) * self._rule.rate_factor(self.config, step)
-        self._rule.kernel(
-            self._weights.array_N,
-            self._gradients.array_N,
-            *(history.array_N for history in self.histories),
-            rows.native,
-            (rows.lr_multipliers * rate).astype(np.float32),
-            gradient_scale,
-            *self._constants,
-        )
+        weights, gradients = self._weights.array_N, self._gradients.array_N
+        histories = [history.array_N for history in self.histories]
+        if isinstance(rows, near.NearRows):
+            self._rule.near(
+                near.DeviceStep(weights, gradients, histories, rows, rate, gradient_scale), *self._constants
+            )
+            return
+        rates = (rows.lr_multipliers * rate).astype(np.float32)
+        self._rule.kernel(weights, gradients, *histories, rows.native, rates, gradient_scale, *self._constants)
 
-    def _rows_of(self, bucket: Bucket) -> "_BucketRows":
+    def _rows_of(self, bucket: Bucket) -> "_BucketRows | near.NearRows":
         if bucket.index not in self._rows:
-            self._rows[bucket.index] = _BucketRows.of(bucket, self._multipliers, self.config, self._weights)
+            multipliers = [self._multipliers.get(entry.spec.name, Multipliers()) for entry in bucket.entries]
+            decays = np.array([one.decay * self.config.weight_decay for one in multipliers], np.float32)
+            made = (bucket, np.array([one.lr for one in multipliers]), decays, self.config.regularization_type == "L1")
+            size = self._weights.layout.num_elements
+            self._rows[bucket.index] = near.NearRows(*made) if self._weights.is_near else _BucketRows.of(*made, size)
         return self._rows[bucket.index]
 
     def _squared(self, bucket: Bucket, gradient_scale: float) -> "_Waiting":
         assert all(waiting.bucket.index != bucket.index for waiting in self._waiting), f"{bucket} came twice in a step"
-        gradients = self._gradients.array_N
+        gradients: Any = self._gradients.tensor_N if self._gradients.is_near else self._gradients.array_N
+        add_up = near.sum_of_squares if self._gradients.is_near else _native.sum_of_squares
         factor = (gradient_scale * self.config.iter_size) ** 2
-        squares = {
-            entry.offset: factor * _native.sum_of_squares(gradients[entry.offset : entry.stop])
-            for entry in bucket.entries
-        }
+        squares = {entry.offset: factor * add_up(gradients[entry.offset : entry.stop]) for entry in bucket.entries}
         return _Waiting(bucket, gradient_scale, squares)
 
-    def _clip_factor(self, complete: list["_Waiting"], limit: float) -> float:
-        squares: dict[int, float] = {}
+    def _clip_factor(self, complete: list["_Waiting"], limit: float) -> Any:
+        squares: dict[int, Any] = {}
         for waiting in complete:
             squares |= waiting.squares
-        norm = math.sqrt(sum(squares[offset] for offset in sorted(squares)))  # one order, however buckets are cut
+        total = sum(squares[offset] for offset in sorted(squares))  # one order, however buckets are cut
+        if isinstance(total, torch.Tensor):
+            return near.clip_factor(total, limit)
+        norm = math.sqrt(total)
         return limit / norm if norm > limit else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A bucket that waits for the others of its step. `squares` are sums by a parameter's offset."""
+    """A bucket that waits for the others of its step. `squares` are sums by a parameter's offset, where it is."""
 
     bucket: Bucket
     gradient_scale: float
-    squares: dict[int, float]
+    squares: dict[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,30 +204,29 @@ class _BucketRows:
 
     @classmethod
     def of(
-        cls, bucket: Bucket, multipliers: Mapping[str, Multipliers], config: SolverConfig, weights: FlatBuffer
+        cls,
+        bucket: Bucket,
+        lr_multipliers: npt.NDArray[np.float64],
+        decays: npt.NDArray[np.float32],
+        is_l1: bool,
+        num_elements: int,
     ) -> "_BucketRows":
-        rows = [multipliers.get(entry.spec.name, Multipliers()) for entry in bucket.entries]
-        decays = np.array([row.decay * config.weight_decay for row in rows], np.float32)
         none = np.zeros_like(decays)
-        is_l1 = config.regularization_type == "L1"
         # A bucket may be a part of one, which begins or ends within a parameter.
         starts = np.array([max(entry.offset, bucket.start) for entry in bucket.entries], np.uint64)
         stops = np.array([min(entry.stop, bucket.stop) for entry in bucket.entries], np.uint64)
         native = _native.SolverRows(
-            weights.layout.num_elements,
-            starts,
-            stops - starts,
-            none if is_l1 else decays,
-            decays if is_l1 else none,
+            num_elements, starts, stops - starts, none if is_l1 else decays, decays if is_l1 else none
         )
-        return cls(native, np.array([row.lr for row in rows], np.float64))
+        return cls(native, lr_multipliers)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kernel of native/solver_kernels.hpp, with its names of histories and Caffe's names of constants."""
+    """A kernel of native/solver_kernels.hpp and its twin on a device, names of histories, and Caffe's of constants."""
 
     kernel: Callable[..., None]
+    near: Callable[..., None]
     histories: tuple[str, ...]
     constants: tuple[str, ...]
     rate_factor: Callable[[SolverConfig, int], float] = lambda _config, _step: 1.0
@@ -229,12 +239,14 @@ def _bias_correction(config: SolverConfig, step: int) -> float:
 
 
 RULES = {
-    "SGD": Rule(_native.sgd_step, ("history",), ("momentum",)),
-    "Nesterov": Rule(_native.nesterov_step, ("history",), ("momentum",)),
-    "AdaGrad": Rule(_native.adagrad_step, ("history",), ("delta",)),
-    "RMSProp": Rule(_native.rmsprop_step, ("history",), ("rms_decay", "delta")),
-    "AdaDelta": Rule(_native.adadelta_step, ("squares", "moves"), ("momentum", "delta")),
-    "Adam": Rule(_native.adam_step, ("means", "squares"), ("momentum", "momentum2", "delta"), _bias_correction),
+    "SGD": Rule(_native.sgd_step, near.sgd_step, ("history",), ("momentum",)),
+    "Nesterov": Rule(_native.nesterov_step, near.nesterov_step, ("history",), ("momentum",)),
+    "AdaGrad": Rule(_native.adagrad_step, near.adagrad_step, ("history",), ("delta",)),
+    "RMSProp": Rule(_native.rmsprop_step, near.rmsprop_step, ("history",), ("rms_decay", "delta")),
+    "AdaDelta": Rule(_native.adadelta_step, near.adadelta_step, ("squares", "moves"), ("momentum", "delta")),
+    "Adam": Rule(
+        _native.adam_step, near.adam_step, ("means", "squares"), ("momentum", "momentum2", "delta"), _bias_correction
+    ),
 }
 
 

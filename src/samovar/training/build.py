@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
-from samovar.collectives.engine import PlannedCollectives, TracedCollectives
+from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
 from samovar.collectives.plans import HostSizes
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
@@ -52,6 +53,7 @@ from samovar.training.resume import ResumePoint, load_weights, starting_weights
 from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Updates, Worker
 from samovar.transports.base import Transport
+from samovar.transports.torch_dist import ConnectNear
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Learner:
     slices: Slices | None
     notices: tuple[str, ...]
     factoring: Factoring
+    exchanged: Collectives
 
     @contextlib.contextmanager
     def with_evaluated_weights(self) -> Iterator[None]:
@@ -107,43 +110,53 @@ def build_learner(
     trace: Trace | None = None,
     center: RunCenter | None = None,
     callback: TrialCallback | None = None,
+    connect_near: ConnectNear | None = None,
 ) -> Learner:
     """Take the weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    The net is on its `device` afterwards. `center` is for strategies that have one; `callback` gets their notices.
+    The net is on its `device` afterwards, and with `connect_near` the whole model. `center` is for strategies that have
+    one; `callback` gets their notices.
     """
-    notices = _with_weights(net, config, caffe)
-    net.place(net.device)
-    sharing, fallback = possible(config.strategy, caffe)
-    slices = Slices.of(config, caffe, net)
+    notices = _placed(net, config, caffe)
+    (sharing, fallback), slices = possible(config.strategy, caffe), Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout, num_apart = layout_with_factors(parameters, sharing)
-    memory = open_memory(transport, layout, slices)
+    memory = open_memory(transport, layout, slices, net.device if connect_near else None)
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, num_apart)
     collective = chosen_collective(config, memory, buckets)
-    sharing = divided(config, sharing, caffe, collective)
+    sharing = divided(config, sharing, caffe, collective, connect_near is not None)
     memory = with_histories(memory, transport, sharing, caffe)
     weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
     model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
-    sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
-    _load_start(start, model, solver, config)
+    sharing, solver, of_momentum = _solver(config, caffe, sharing, model, net, memory, start)
     collectives = _collectives(transport, collective, trace, None if config.hosts is None else config.hosts.sizes)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
     factoring = factoring_in(config, sharing, collectives, buckets[:num_apart], memory, deadline, callback)
     model.factors = factoring.by_name
-    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, callback, factoring)
+    exchanged, collective = _connected(connect_near, collectives, collective)
+    strategy = make_strategy(sharing, exchanged, buckets, memory, slices, deadline, seat, callback, factoring)
     _begin(strategy, start, center)
     evaluated = _evaluated(net, weights, strategy, collectives, deadline, center if config.strategy.is_async else None)
-    notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
+    notices = (*notices, *fallback, *of_momentum, *cut_notices(config, sharing, buckets))
     made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
-    return Learner(*made, collective, buckets, parts, slices, notices, factoring)
+    return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged)
 
 
-def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
-    """Load --weights. Returns notices about them, and about the net's precision and device."""
+def _connected(connect_near: ConnectNear | None, collectives: PlannedCollectives, name: str) -> tuple[Collectives, str]:
+    """The collectives of the strategy, and the name of their plan or library."""
+    if connect_near is None:
+        return collectives, name
+    near = connect_near(collectives)
+    return cast(Collectives, near), near.library or name
+
+
+def _placed(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
+    """Load --weights, and bring the net to its device. Gives notices about them, its precision and its device."""
+    of_weights = load_weights(net, starting_weights(config, caffe))
+    net.place(net.device)
     return (
-        *load_weights(net, starting_weights(config, caffe)),
+        *of_weights,
         *precision_warnings(config.precision, net.device),
         *device_notices(net.device, config.workers, config.device),
     )
@@ -187,17 +200,22 @@ def _solver(
     config: RunConfig,
     caffe: CaffeSolver,
     sharing: StrategyConfig,
+    model: Model,
     net: CaffeNet,
-    weights: FlatBuffer,
     memory: RankMemory,
+    start: ResumePoint | None,
 ) -> tuple[StrategyConfig, Solver, tuple[str, ...]]:
-    """The solver with the momentum and rate that the strategy leaves to it, and the strategy with its share."""
+    """The solver with the momentum and rate that the strategy leaves to it, and the strategy with its share.
+
+    Model and solver resume from `start`.
+    """
     are_all = config.box is None
     sharing, settings, notices = with_momentum(sharing, solver_config(caffe), config.workers, are_all)
-    layout = weights.layout
+    layout = model.weights.layout
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
     histories = [FlatBuffer(layout, history.array) for history in memory.histories]
-    solver = build_solver(settings, weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    solver = build_solver(settings, model.weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    _load_start(start, model, solver, config)
     return sharing, solver, notices
 
 

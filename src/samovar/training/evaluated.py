@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from samovar.box.base import CenterWithVelocity
 from samovar.collectives.engine import Collectives, RecordExchange, differing_ranks, digest_record
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer
+from samovar.core.near import Flat
 from samovar.core.stateful import State
 from samovar.membership.statistics import ShownStatistics, SummedStatistics
 from samovar.strategies.base import Strategy
@@ -21,22 +23,20 @@ class StatisticViews:
     """Views of the parameters `names`, one after the other, which forward passes change and the solver does not."""
 
     def __init__(self, weights: FlatBuffer, names: Sequence[str]) -> None:
-        self._views = [weights.view(name).numpy() for name in names]
-        self.num_elements = sum(view.size for view in self._views)
+        self._views = [weights.view(name) for name in names]
+        self.num_elements = sum(view.numel() for view in self._views)
 
     def gather(self, out: Array) -> None:
         for view, part in self._with(out):
-            part[...] = view.ravel()
+            part.copy_(view.reshape(-1))
 
     def put(self, values: Array) -> None:
         for view, part in self._with(values):
-            view[...] = part.reshape(view.shape)
+            view.copy_(part.view(view.shape))
 
-    def _with(self, flat: Array) -> Iterator[tuple[Array, Array]]:
-        start = 0
-        for view in self._views:
-            yield view, flat[start : start + view.size]
-            start += view.size
+    def _with(self, flat: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        parts = torch.split_with_sizes(torch.from_numpy(flat), [view.numel() for view in self._views])
+        yield from zip(self._views, parts, strict=True)
 
 
 class EvaluatedWeights:
@@ -79,7 +79,7 @@ class EvaluatedWeights:
                 self._views.gather(self._statistics.own)
                 mean = self._statistics.mean()
             if (center := self._strategy.center()) is not None:
-                np.copyto(self._weights.array_N, center)
+                self._weights.array_N[:] = center
             if mean is not None:
                 self._views.put(mean)
             yield
@@ -163,13 +163,13 @@ class CenterWeights:
 
 
 @contextlib.contextmanager
-def _kept(array: Array) -> Iterator[None]:
+def _kept(array: Flat) -> Iterator[None]:
     """Restore `array` afterwards."""
     own = array.copy()
     try:
         yield
     finally:
-        np.copyto(array, own)
+        array[:] = own
 
 
 def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> npt.NDArray[np.float64]:

@@ -5,7 +5,9 @@ from typing import Final
 
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import NotFinite
-from samovar.core.layout import LOOK_EVERY_STEPS, all_finite, first_not_finite
+from samovar.core.layout import LOOK_EVERY_STEPS, all_finite
+from samovar.frontends.torch.late import LateLook
+from samovar.frontends.torch.parameters import finite_flags
 from samovar.solver.flat import Solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
@@ -19,7 +21,8 @@ class FiniteCheck:
     Ranks in step all get the bad values of one, so the run ends. If a center refuses a worker's update, the worker
     continues from the center, with its solver's momentum cleared. It ends when it has been refused too often.
 
-    Cost: one read of N floats every 8 steps; after a step whose loss is not finite another one.
+    Cost: one read of N floats every 8 steps; after a step whose loss is not finite another one. On a device no step
+    waits: a look after step 8 is answered after step 16.
     """
 
     def __init__(self, weights: FlatBuffer, strategy: Strategy, solver: Solver, rank: int) -> None:
@@ -28,22 +31,39 @@ class FiniteCheck:
         self._solver = solver
         self._rank = rank
         self._when = "at the start"
+        self._late_look = LateLook()
+        names = [entry.spec.name for entry in reversed(weights.layout.entries)]
+        self._views = {name: weights.view(name) for name in names}
 
-    def after_step(self, steps_done: int, rate_step: int, loss: float) -> None:
-        """Raises NotFinite; the rate of the step is that of `rate_step`."""
+    def after_step(self, steps_done: int, rate_step: int, loss: float | None) -> None:
+        """Raises NotFinite; the rate of the step is that of `rate_step`. `loss` is None if it is not known yet."""
         rate = self._solver.config.policy.rate(rate_step)
-        self._when = f"after step {steps_done} (loss {loss:.4g}, learning rate {rate:.4g})"
+        shown = "" if loss is None else f"loss {loss:.4g}, "
+        self._when = f"after step {steps_done} ({shown}learning rate {rate:.4g})"
         if isinstance(self._strategy, CenterSteps):
             self._follow(self._strategy)
-        elif steps_done % LOOK_EVERY_STEPS == 0 or not math.isfinite(loss):
+        elif loss is not None and not math.isfinite(loss):
             self.require()
+        elif steps_done % LOOK_EVERY_STEPS == 0:
+            self._look(steps_done)
 
     def require(self) -> None:
         """Raises NotFinite, naming the first parameter in the order of the net that is not finite."""
-        weights = self._weights.array_N
-        if not all_finite(weights):
-            name = first_not_finite(reversed(self._weights.layout.entries), weights)
+        if name := self._first_bad():
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite {self._when}; {_WHAT_TO_DO}")
+
+    def _look(self, steps_done: int) -> None:
+        if not self._weights.is_near:
+            self.require()
+        elif (found := self._late_look.look(steps_done, self._views)) is not None:
+            step, name = found
+            raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite after step {step}; {_WHAT_TO_DO}")
+
+    def _first_bad(self) -> str:
+        if not self._weights.is_near and all_finite(self._weights.array_N):
+            return ""
+        flags = finite_flags(self._views).tolist()
+        return next((name for name, is_finite in zip(self._views, flags, strict=True) if not is_finite), "")
 
     def at_end(self) -> None:
         """Raise NotFinite if the center did not take this worker's last update."""

@@ -92,9 +92,12 @@ class Outcome:
 class Duties:
     """The work for a run between its steps: reports, snapshots and tests, each when it is due.
 
-    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot. Ranks in step all
-    have these duties, and do the same at the same steps. Of asynchronous ranks one has them for all.
+    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot. Before either,
+    `settle()` reports all steps so far. Ranks in step all have these duties, and do the same at the same steps. Of
+    asynchronous ranks one has them for all.
     """
+
+    settle: Callable[[], None]
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class Duties:
         outcome: Outcome | None = None,
     ) -> None:
         self.outcome = Outcome(schedule.first_step) if outcome is None else outcome
+        self.settle = _nothing
         self._schedule = schedule
         self._evaluate = evaluate
         self._save = save
@@ -135,6 +139,7 @@ class Duties:
             self.test()
 
     def test(self) -> None:
+        self.settle()
         for net, result in enumerate(self._evaluate()):
             if net == 0:
                 self.outcome.test_outputs = result.outputs
@@ -156,6 +161,7 @@ class Duties:
     def _save_once(self) -> None:
         if self._saved_at != self.outcome.steps_done:
             self._saved_at = self.outcome.steps_done
+            self.settle()
             self._save(self.outcome.steps_done)
 
 
@@ -199,6 +205,10 @@ class Training:
             loss = worker.step(pace.steps_done, rate_step)
             pace.stepped(StepMade(rate_step, loss, worker.times, time.monotonic() - started_s))
         return pace.end()
+
+
+def _nothing() -> None:
+    """All steps are reported at once."""
 
 
 def _passed(interval: int, before: int, now: int) -> bool:

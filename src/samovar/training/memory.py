@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
+import torch
 
 from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, chosen_between, require_messages
-from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.collectives.tree import own_nodes
 from samovar.config import RunConfig
@@ -14,6 +16,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Bucket, Layout
+from samovar.core.near import NearArray, NearRegion
 from samovar.data.order import Portions, batch_portions, shares, slice_portions
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
@@ -106,8 +109,10 @@ def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig
     return settings, (notice,)
 
 
-def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, collective: str) -> StrategyConfig:
-    """`sharing`, with updates in parts if `owner` is not set and nothing prevents it.
+def divided(
+    config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, collective: str, is_near: bool
+) -> StrategyConfig:
+    """`sharing`, with updates in parts if `owner` is not set and nothing prevents it, as a device does (`is_near`).
 
     Raises InputError if parts were asked for, but `collective` makes no sums in parts.
     """
@@ -117,20 +122,33 @@ def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, coll
             "or --owner all"
         )
     is_open = sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
-    if not is_open or sharing.codec is not None or caffe.clip_gradients is not None:
+    if not is_open or is_near or sharing.codec is not None or caffe.clip_gradients is not None:
         return sharing
     by_parts = collective == _DIVIDED and config.workers > 1 and not sharing.takes_factors
     return replace(sharing, overlap="none", owner="parts" if by_parts else "all")
 
 
-def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> RankMemory:
-    """Without histories: these are in the solver's memory, unless they travel to other ranks."""
+def open_memory(
+    transport: Transport, layout: Layout, slices: Slices | None, device: torch.device | None = None
+) -> RankMemory:
+    """Without histories: these are in the solver's memory, unless they travel to other ranks.
+
+    Memory of a `device` is reached by collectives of that device alone.
+    """
     size = layout.num_elements
+    if device is not None:
+        return _near_memory(size, device)
     num_sums = 0 if slices is None else slices.num_rows
     rows = _rows(transport, "model", size, 2 + num_sums)
     gradients = rows.part(size, 2 * size)
     sums = gradients if slices is None else rows.part(2 * size, (2 + num_sums) * size)
     return RankMemory(rows.part(0, size), gradients, sums, ())
+
+
+def _near_memory(size: int, device: torch.device) -> RankMemory:
+    rows = [torch.zeros(size, dtype=torch.float32, device=device) for _ in range(2)]
+    weights, gradients = (cast(Region, NearRegion(NearArray(row))) for row in rows)
+    return RankMemory(weights, gradients, gradients, ())
 
 
 def with_histories(
@@ -150,7 +168,7 @@ def _rows(transport: Transport, name: str, size: int, count: int) -> Region:
 
 def make_strategy(
     strategy: StrategyConfig,
-    collectives: PlannedCollectives,
+    collectives: Collectives,
     buckets: Sequence[Bucket],
     memory: RankMemory,
     slices: Slices | None,
@@ -160,6 +178,7 @@ def make_strategy(
     factoring: Factoring | None = None,
 ) -> Strategy:
     if slices is not None:
+        assert isinstance(collectives, PlannedCollectives), collectives
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
     buffers = Buffers(memory.weights, memory.gradients, memory.histories)
     return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, callback, factoring)

@@ -49,7 +49,7 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     torch.set_num_threads(config.threads_per_worker)
     transport = _transport(given, config, inside)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
-    device = use_device(config.device, given.rank)
+    device = use_device(config.device, inside.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
     is_gone: Callable[[int], bool] = requests.is_gone
     key = None

@@ -1,6 +1,6 @@
 """The step of one worker."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -10,6 +10,7 @@ import torch
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.data.stream import Batch, BatchStream
+from samovar.frontends.torch.late import LateCopy
 from samovar.model.half import NetOutput
 from samovar.model.model import Model
 from samovar.report.steps import Laps, StepTimes
@@ -18,10 +19,32 @@ from samovar.strategies.base import Strategy
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """Mean loss over this rank's `num_samples` samples of one step."""
+    """Mean loss over this rank's `num_samples` samples of one step. From a device it comes late."""
 
-    loss: float
+    value: float | LateCopy
     num_samples: int
+
+    @classmethod
+    def of(cls, losses: Sequence[tuple[torch.Tensor, int]]) -> "StepLoss":
+        """The mean over batches of (mean loss, number of samples)."""
+        num_samples = sum(count for _, count in losses)
+        if losses[0][0].device.type == "cpu":
+            return cls(sum(float(loss) * count for loss, count in losses) / num_samples, num_samples)
+        weighted = torch.stack([loss * (count / num_samples) for loss, count in losses])
+        return cls(LateCopy(weighted.sum().reshape(1)), num_samples)
+
+    @property
+    def is_late(self) -> bool:
+        return isinstance(self.value, LateCopy)
+
+    @property
+    def has_come(self) -> bool:
+        return not isinstance(self.value, LateCopy) or self.value.has_come()
+
+    @property
+    def loss(self) -> float:
+        """The loss. Waits if it has not come."""
+        return self.value.values()[0] if isinstance(self.value, LateCopy) else self.value
 
 
 class Updates(Protocol):
@@ -102,8 +125,7 @@ class Worker:
         self._strategy.finish_step(step, update=partial(self._update, step if rate_step is None else rate_step))
         laps.lap("exchange_s")
         self.times = laps.times()
-        num_samples = sum(count for _, count in losses)
-        return StepLoss(sum(loss * count for loss, count in losses) / num_samples, num_samples)
+        return StepLoss.of(losses)
 
     def forward(self) -> StepLoss:
         """The loss of the next batch, without learning from it."""

@@ -21,6 +21,7 @@ from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluated import gather
 from samovar.training.loop import StepMade, Training
+from samovar.training.near import near_of
 from samovar.training.opening import open_training
 
 DEFAULT_NUM_ITERATIONS = 50  # Caffe's
@@ -115,9 +116,9 @@ LEAST_STEPS, MOST_STEPS = 5, 500
 def run_probe(context: RankContext) -> None:
     """Train some steps from the start and report the speed; save and test nothing. Raises SamovarError."""
     config = context.config
-    with open_training(context) as opened:
+    with open_training(context) as opened, near_of(context) as near:
         caffe = opened.caffe
-        learner = build.build_learner(config, caffe, opened.net, context.transport, None)
+        learner = build.build_learner(config, caffe, opened.net, context.transport, None, connect_near=near)
         with opened.stream(learner.slices, 0) as stream:
             worker = build.build_worker(learner, stream, config, learner.solver, None)
             pace = ProbePace(context, caffe.max_iter)

@@ -26,6 +26,7 @@ from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
 from samovar.training.loop import Duties, Outcome, Requests, Training
+from samovar.training.near import near_of, staged_notices
 from samovar.training.observer import WorkersObserver, worker_figures
 from samovar.training.opening import open_training
 from samovar.training.resume import resume_from
@@ -72,8 +73,9 @@ class TrainRank:
         first = start_step if self._center is None else self._center.first_step
         self._schedule = make_schedule(config, caffe, first)
         callback, trace = TrialCallback(tell=self._tell_once), self._tracing.trace
+        near = stack.enter_context(near_of(context))
         self._learner = build.build_learner(
-            config, caffe, net, context.transport, self._start, trace, self._center, callback
+            config, caffe, net, context.transport, self._start, trace, self._center, callback, near
         )
 
     def run(self) -> None:
@@ -173,7 +175,7 @@ class TrainRank:
     def _tell_of_all(self, outcome: Outcome) -> None:
         """Compare the replicas; rank 0 reports the result."""
         context, config, learner = self._context, self._config, self._learner
-        sent_bytes = context.transport.bytes_sent + train_report.center_bytes(
+        sent_bytes = learner.exchanged.bytes_sent + train_report.center_bytes(
             learner, train_report.num_updates(learner)
         )
         refused = learner.strategy.num_refused if isinstance(learner.strategy, CenterSteps) else 0
@@ -229,7 +231,7 @@ class TrainRank:
 
     @property
     def _start_notices(self) -> tuple[str, ...]:
-        return self._start.notices if self._start else ()
+        return (*(self._start.notices if self._start else ()), *staged_notices(self._config, self._context.device))
 
     def _tell_once(self, sentence: str) -> None:
         """Report a finding of all ranks once."""

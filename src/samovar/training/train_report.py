@@ -187,7 +187,7 @@ def num_updates(learner: build.Learner) -> int:
 
 def center_bytes(learner: build.Learner, num_updates: int) -> int:
     """The bytes that `num_updates` updates send to a center."""
-    return num_updates * learner.model.weights.array_N.size * ELEMENT_BYTES
+    return num_updates * learner.model.weights.layout.num_elements * ELEMENT_BYTES
 
 
 def result_of(

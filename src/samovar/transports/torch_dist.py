@@ -22,6 +22,7 @@ from samovar.transports.leaders import Operation
 from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
+_LOOPBACK = "127.0.0.1"
 # How long NCCL may take to close, for which it may wait for other hosts.
 _CLOSING_S = 5.0
 
@@ -109,9 +110,12 @@ class JobStore:
     def near(self, prefix: str, rank: int, world_size: int, device: torch.device, timeout_s: float) -> _Group:
         """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
 
-        Nothing waits for its operations: where one hangs for `timeout_s`, PyTorch's watchdog ends the process. Raises
-        RuntimeError. Never run: machines with a GPU were not at hand (decision 29).
+        For memory of the CPU it is one of gloo, on this host. Nothing waits for its operations: where one hangs for
+        `timeout_s`, PyTorch's watchdog ends the process. Raises RuntimeError. NCCL was never run: machines with a GPU
+        were not at hand (decision 29).
         """
+        if device.type == "cpu":
+            return self.gloo(prefix, rank, [_LOOPBACK] * world_size, (), timeout_s)._group
         library: Any = distributed
         options = library.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -190,6 +194,11 @@ class NearCollectives:
     def bytes_sent(self) -> int:
         return int(self._host.bytes_sent) + self._num_bytes
 
+    @property
+    def library(self) -> str:
+        """The library that adds up; "" for a single rank."""
+        return "" if self._process_group is None else "gloo" if self.device.type == "cpu" else "nccl"
+
     def region(self, _name: str, num_bytes: int) -> NearRegion:
         return NearRegion(NearArray(torch.zeros(num_bytes // 4, dtype=torch.float32, device=self.device)))
 
@@ -220,6 +229,10 @@ class NearCollectives:
                 within(group.shutdown, Deadline.after(_CLOSING_S))
             except TimeoutError:
                 _keep(group)
+
+
+# Connects the devices of all ranks of the given collectives, which all call it together.
+ConnectNear: TypeAlias = Callable[[Any], NearCollectives]
 
 
 class _NearRun:

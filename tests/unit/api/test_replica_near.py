@@ -18,12 +18,14 @@ from samovar.api import replica
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
+from samovar.core.buffer import StagedBuffer
+from samovar.core.errors import SamovarError
 from samovar.frontends.torch import parameters
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Transport
-from samovar.transports.torch_dist import JobStore, NearCollectives
+from samovar.transports.torch_dist import JobStore, NearCollectives, _NearRun
 from tests.fake_device import AWAY, away_mode
-from tests.fake_streams import FakeNccl, Meetings
+from tests.fake_streams import FakeNccl, FakeWork, Meetings
 from tests.threads import on_threads
 
 CPU = torch.device("cpu")
@@ -84,10 +86,16 @@ def learned(
             member.step()
             if device is not None:
                 counted.append(device.counts())
+        weights = values_of(model)
         member.finish()
-        weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+        with member.evaluating():  # the center, where there is one: with what was under way
+            weights += values_of(model)
         member.close()
     return weights, [tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(counted)]
+
+
+def values_of(model: nn.Module) -> list[float]:
+    return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
 
 
 def on_all(name: str, num_steps: int, seed: int | None, world_size: int = 2, *, away: bool) -> list[Any]:
@@ -128,10 +136,10 @@ def test_200_steps_and_streams_that_run_late_give_the_same_bits(name: str) -> No
 
 
 @pytest.mark.parametrize("name", AT_A_CENTER)
-def test_at_a_center_only_exchanges_cross_the_bus(name: str) -> None:
-    num_steps = 24
+@pytest.mark.parametrize(("num_steps", "seed"), [(24, 3), pytest.param(200, 1, marks=pytest.mark.slow)])
+def test_at_a_center_only_exchanges_cross_the_bus(name: str, num_steps: int, seed: int) -> None:
     plain = on_all(name, num_steps, None, away=False)
-    ((ours, counted),) = on_all(name, num_steps, 3, away=True)
+    ((ours, counted),) = on_all(name, num_steps, seed, away=True)
     assert ours == plain[0][0]
     for step, (num_bytes, num_waits) in enumerate(counted):
         if (step + 1) % 4:
@@ -142,6 +150,61 @@ def test_at_a_center_only_exchanges_cross_the_bus(name: str) -> None:
             assert num_waits == 1, (step, counted)
 
 
+def begins_early(group: FakeNccl, tensor: Any, combine: Any) -> FakeWork:
+    """Not behind the work that the tensor comes from."""
+    there = partial(group._meetings.arrive, group._number, group._rank, tensor.inner, combine)
+    group._number += 1
+    group._stream.add(lambda: None, there)
+    return FakeWork(group._stream.record_event())
+
+
+def copies_early(buffer: StagedBuffer, to: torch.Tensor, source: torch.Tensor) -> None:
+    """Not behind the work that writes what is copied."""
+    assert buffer._copies is not None
+    with buffer._copies:
+        to.copy_(source, non_blocking=True)
+
+
+def store_goes_on(buffer: StagedBuffer) -> None:
+    """The host does not wait for the copy that it reads."""
+    buffer._copy(buffer.host.tensor_N, buffer._near)
+
+
+def fetch_goes_on(buffer: StagedBuffer) -> None:
+    """Later work does not wait for the weights that it reads."""
+    buffer._copy(buffer._near, buffer.host.tensor_N)
+
+
+LEFT_OUT: dict[str, tuple[str, Any, str, Any]] = {
+    f"{what}: {name}": (name, *planted)
+    for what, names, planted in (
+        ("an operation's beginning", IN_STEP, (FakeNccl, "_begin", begins_early)),
+        ("an operation's end", IN_STEP, (_NearRun, "finish", lambda run, _deadline: setattr(run, "_work", None))),
+        ("a copy's beginning", AT_A_CENTER, (StagedBuffer, "_copy", copies_early)),
+        ("a copy's end, for the host", AT_A_CENTER, (StagedBuffer, "store", store_goes_on)),
+        ("a copy's end, for the device", AT_A_CENTER, (StagedBuffer, "fetch", fetch_goes_on)),
+    )
+    for name in names
+}
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [one if one.endswith(": sync-easgd") else pytest.param(one, marks=pytest.mark.slow) for one in LEFT_OUT],
+)
+def test_an_event_that_is_left_out_is_noticed(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, place, attribute, mistake = LEFT_OUT[left_out]
+    plain = [weights for weights, _ in on_all(name, 12, None, away=False)]
+    monkeypatch.setattr(place, attribute, mistake)
+    for seed in range(1, 11):
+        try:
+            if [weights for weights, _ in on_all(name, 12, seed, away=True)] != plain:
+                return
+        except SamovarError:
+            return
+    raise AssertionError("not noticed in 10 seeds")
+
+
 @pytest.mark.parametrize("name", ["sync by layers, behind backward", pytest.param("diloco", marks=pytest.mark.slow)])
 def test_the_same_code_exchanges_memory_of_the_host_by_gloo(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = on_all(name, 12, None, away=False)
@@ -150,7 +213,7 @@ def test_the_same_code_exchanges_memory_of_the_host_by_gloo(name: str, monkeypat
 
     def by_gloo(transport: Transport) -> Any:
         rank = transport.group.rank
-        group = store.gloo("near", rank, ["127.0.0.1"] * 2, [], 20.0)._group
+        group = store.near("near", rank, 2, CPU, 20.0)
         return learned(SETTINGS[name], 12, None, None, transport, lambda among: NearCollectives(group, among, CPU))
 
     for (ours, _), (theirs, _) in zip(on_threads(2, by_gloo), plain, strict=True):

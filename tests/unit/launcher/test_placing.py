@@ -12,10 +12,12 @@ import torch
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.trace import TraceWindow
-from samovar.launcher.placing import Devices, on_device, torch_devices
+from samovar.launcher.placing import Devices, count_gpus, on_device, torch_devices, worker_on_each_gpu
 from samovar.model import device as devices
 from samovar.model.half import precision_warnings
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+from samovar.training.near import staged_notices, why_staged
 from tests.multiproc.command import run
 
 CONFIG = RunConfig("train", Path("solver.prototxt"))
@@ -36,7 +38,7 @@ def asked(device: str | None = None) -> Devices:
 
 @pytest.mark.parametrize("written", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "CUDA", "", "cuda:0,1"])
 def test_other_names_are_refused(written: str) -> None:
-    with pytest.raises(InputError, match=r"--device: got .*; choose one of: auto, cpu, cpu-staged, cuda, cuda:N$"):
+    with pytest.raises(InputError, match=r"got .*; choose one of: auto, cpu, cpu-staged, cpu-near, cuda, cuda:N$"):
         replace(CONFIG, device=written)
 
 
@@ -94,6 +96,44 @@ def test_ranks_take_devices_in_turn_and_say_where_they_share(monkeypatch: pytest
     assert devices.device_notices(None, 4, "cpu") == ()
 
 
+def test_a_worker_on_each_gpu_is_one_for_each_that_pytorch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_devices(monkeypatch, 3)
+    config, count = worker_on_each_gpu(CONFIG, asked)
+    assert (config.device, count, count_gpus(asked)) == ("cuda", 3, 3)
+    with pytest.raises(InputError, match=r"--workers gpu: is a worker on each GPU, not with --device cuda:1"):
+        worker_on_each_gpu(replace(CONFIG, device="cuda:1"), asked)
+    with_devices(monkeypatch, 0)
+    with pytest.raises(InputError, match=r"--workers gpu: this host has no CUDA device \(PyTorch .*\); give a number"):
+        count_gpus(asked)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "more", "why"),
+    [
+        ("sync", 2, {}, ""),
+        ("diloco", 2, {}, ""),
+        ("sync", 4, {}, "4 workers share 2 GPUs, and NCCL takes one on each"),
+        ("sync", 1, {"device": "cuda:1"}, ""),
+        ("sync", 2, {"device": "cuda:1"}, "2 workers share 1 GPU, and NCCL takes one on each"),
+        ("async-easgd", 2, {}, "strategy async-easgd with these settings works there"),
+    ],
+)
+def test_ranks_keep_the_model_on_gpus_where_strategy_and_nccl_can(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, workers: int, more: dict[str, Any], why: str
+) -> None:
+    with_devices(monkeypatch, 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    sharing = resolved(StrategyConfig(strategy), workers)
+    given: dict[str, Any] = {"workers": workers, "device": "cuda", "strategy": sharing, **more}
+    config = replace(CONFIG, **given)
+    assert why_staged(config, torch.device("cuda:0")) == why
+    (notice,) = staged_notices(config, torch.device("cuda:0")) or ("",)
+    assert notice.endswith(why)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    if not why and workers > 1:
+        assert why_staged(config, torch.device("cuda:0")).endswith("is built without NCCL")
+
+
 def test_another_process_is_asked_and_says_what_this_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_devices("cuda:99") == asked("cuda:99")
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -112,7 +152,8 @@ def test_on_the_cpu_nothing_is_set() -> None:
 
 def test_a_run_says_so_before_it_makes_anything(tmp_path: Path, repository_root: Path) -> None:
     solver = repository_root / "examples/lenet/digits_solver.prototxt"
-    ended = run("train", "--solver", solver, "--device", "cuda:99", folder=tmp_path)
-    assert ended.return_code == 2
-    assert ended.error.startswith("--device cuda:99: ")
+    for flag, value in (("--device", "cuda:99"), *([] if torch.cuda.is_available() else [("--workers", "gpu")])):
+        ended = run("train", "--solver", solver, flag, value, folder=tmp_path)
+        assert ended.return_code == 2
+        assert ended.error.startswith(f"{flag} {value}: ")
     assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []

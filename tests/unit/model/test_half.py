@@ -59,9 +59,10 @@ class Rig:
         self.model = Model(self.net, parameters, self.weights, self.gradients, buckets, precision)
 
     def step(self, batch: Batch, first: bool = True) -> float:
-        return self.model.forward_backward(
+        loss = self.model.forward_backward(
             batch, loss_scale=1.0, first_part=first, last_part=True, before_forward=ignore, gradient_final=ignore
         )
+        return float(loss)
 
 
 @pytest.mark.parametrize("bucket_size_bytes", [None, 1])

@@ -87,7 +87,7 @@ class Rig:
     def step(
         self, parts: list[Batch], loss_scale: float = 1.0, before_forward: Callable[[Bucket], None] = ignore
     ) -> list[float]:
-        return [
+        losses = [
             self.model.forward_backward(
                 part,
                 loss_scale=loss_scale,
@@ -98,6 +98,7 @@ class Rig:
             )
             for index, part in enumerate(parts)
         ]
+        return [float(loss) for loss in losses]
 
     def expected(self, parts: list[Batch], loss_scale: float = 1.0) -> dict[str, np.ndarray]:
         """The twin's gradients by autograd; zero if it gives none."""

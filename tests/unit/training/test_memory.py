@@ -21,7 +21,7 @@ def caffe(repository_root: Path) -> CaffeSolver:
 
 def owner_of(caffe: CaffeSolver, collective: str, workers: int = 2, **settings: Any) -> str | None:
     strategy, _ = possible(resolved(StrategyConfig(**settings), workers), caffe)
-    return divided(RunConfig("train", Path("s"), workers=workers), strategy, caffe, collective).owner
+    return divided(RunConfig("train", Path("s"), workers=workers), strategy, caffe, collective, False).owner
 
 
 @pytest.mark.parametrize(

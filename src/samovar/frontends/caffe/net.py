@@ -10,7 +10,7 @@ from torch import nn
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import Layer, on_device
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
 from samovar.frontends.caffe.parameters import Footprint, ParameterInfo, Room
@@ -89,7 +89,7 @@ class CaffeNet(nn.Module):
     def inputs(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The batch's blobs, on the net's device."""
         given = {name: batch[name] for name in self.input_names}
-        return given if self.device is None else {name: blob.to(self.device) for name, blob in given.items()}
+        return given if self.device is None else {name: on_device(blob, self.device) for name, blob in given.items()}
 
     def place(self, device: torch.device | None) -> None:
         """Compute there from now on; parameters that are on that device stay the same objects."""

@@ -1,15 +1,22 @@
 """Values of a device that come to the host without a wait."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from samovar.frontends.torch.parameters import finite_flags
 
 
 class LateCopy:
     """A copy of a small tensor that is on a device, in pinned memory; it comes when the device is so far."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.Event | None = None
+        if tensor.device.type == "cpu":
+            self._host = tensor.detach().clone()
+            return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._host.copy_(tensor.detach(), non_blocking=True)
         self._event = torch.Event(tensor.device)
@@ -17,11 +24,31 @@ class LateCopy:
 
     def has_come(self) -> bool:
         """Whether `values` may be read."""
-        return bool(self._event.query())
+        return self._event is None or bool(self._event.query())
 
     def values(self) -> list[Any]:
-        assert self.has_come()
+        """The tensor as a list. Waits if it has not come."""
+        if self._event is not None and not self._event.query():
+            self._event.synchronize()
         return list(self._host.tolist())
+
+
+class LateLook:
+    """Looks at whether weights on a device are finite. None waits: each gives what the one before found."""
+
+    def __init__(self) -> None:
+        self._looked: tuple[int, LateCopy] | None = None  # after which step
+
+    def look(self, step: int, weights: Mapping[str, torch.Tensor]) -> tuple[int, str] | None:
+        """After which step the last look found a weight that is not finite, and its name."""
+        if self._looked is not None:
+            looked_step, flags = self._looked
+            if not flags.has_come():
+                return None
+            if not all(flags.values()):
+                return looked_step, list(weights)[flags.values().index(False)]
+        self._looked = step, LateCopy(finite_flags(weights))
+        return None
 
 
 class Losses:

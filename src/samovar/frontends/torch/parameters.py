@@ -136,7 +136,7 @@ def first_not_finite(parameters: Mapping[str, nn.Parameter]) -> str:
     return next((name for name, parameter in parameters.items() if not _is_finite(parameter.detach())), "")
 
 
-def finite_flags(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor:
+def finite_flags(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Whether each parameter is finite, in their order, where they are. Cost: one read."""
     return torch.stack([torch.isfinite(parameter.detach()).all() for parameter in parameters.values()])
 

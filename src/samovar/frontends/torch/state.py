@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from samovar.collectives.engine import Collectives, digest_number
-from samovar.core.buffer import FlatBuffer, FlatTensor, StagedBuffer
+from samovar.core.buffer import FlatBuffer, FlatTensor, StagedBuffer, tensor_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
@@ -88,28 +88,21 @@ class FlatWeights:
         return {entry.spec.name: flat.view(entry.spec.name) for entry in self._flat.layout.entries}
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        self._staged.settle()
         for name in [entry.spec.name for entry in self._flat.layout.entries]:
             self._flat.view(name).copy_(named[name])
         self.scatter()
 
     def _set(self, values_N: torch.Tensor) -> None:
+        self._staged.settle()
         self._flat.tensor_N.copy_(values_N)
         self.scatter()
 
 
-def tensor_of(array: Array | NearArray) -> torch.Tensor:
-    """The same memory as a torch tensor, in the host's memory or on a device."""
-    if isinstance(array, NearArray):
-        near: torch.Tensor = array.tensor_N
-        return near
-    return torch.from_numpy(array)
-
-
 def staged(parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array | NearArray) -> StagedBuffer:
     """A buffer in `array`, float32 (N,), with a copy near the parameters if they are on a device and it is not."""
-    if isinstance(array, NearArray):
-        return StagedBuffer(FlatTensor(layout, tensor_of(array)))
-    return StagedBuffer(FlatBuffer(layout, array), device_of(parameters))
+    flat = FlatBuffer(layout, array)
+    return StagedBuffer(flat, None if flat.is_near else device_of(parameters))
 
 
 def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:

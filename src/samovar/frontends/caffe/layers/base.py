@@ -8,10 +8,28 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from samovar.core.buffer import sent
 from samovar.frontends.caffe.parameters import Filling, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 PLAIN, KEPT, CHANNELS_LAST = "plain", "kept", "channels last"
+_RANGE = "known_range"  # attribute of whole numbers on a device: the least and the most
+
+
+def on_device(blob: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The host's `blob` on `device`; of whole numbers the range is known then. Waits for nothing."""
+    there = sent(blob, device)
+    if not blob.is_floating_point() and blob.numel():
+        setattr(there, _RANGE, (int(blob.min()), int(blob.max())))
+    return there
+
+
+def integers(values: torch.Tensor, *shape: int) -> torch.Tensor:
+    """`values` as int64 of `shape`, whose range stays known."""
+    result = values.long().reshape(shape)
+    if hasattr(values, _RANGE):
+        setattr(result, _RANGE, getattr(values, _RANGE))
+    return result
 
 
 class Layer(nn.Module):
@@ -88,7 +106,8 @@ class Layer(nn.Module):
     ) -> torch.Tensor:
         """The result of `look_up` for numbers of 0 .. count - 1; InputError, by `refusal`, for any other number.
 
-        torch finds such a number itself, but on a GPU it ends the process. There this checks the numbers first.
+        torch finds such a number itself, but on a GPU it ends the process. There this checks the numbers first, without
+        a wait for the GPU if they are a batch's (`on_device`).
         """
         if numbers.device.type != "cpu":
             self.check_numbers(numbers, count, refusal)
@@ -100,7 +119,8 @@ class Layer(nn.Module):
 
     def check_numbers(self, numbers: torch.Tensor, count: int, refusal: str) -> None:
         """InputError, by `refusal` with {least} and {most}, if a number is not 0 .. count - 1."""
-        least, most = int(numbers.min()), int(numbers.max())
+        known = getattr(numbers, _RANGE, None)
+        least, most = (int(numbers.min()), int(numbers.max())) if known is None else known
         if not 0 <= least <= most < count:
             raise self.spec.error(refusal.format(least=least, most=most)) from None
 

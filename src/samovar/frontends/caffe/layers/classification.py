@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from samovar.frontends.caffe.layers import kernels
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import Layer, integers
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
 FULL, VALID, BATCH_SIZE, NONE = 0, 1, 2, 3  # LossParameter.NormalizationMode
@@ -83,7 +83,7 @@ class Classification(Layer):
         tail = () if inner == 1 else (inner,)
         if scores.dim() != 2 + len(tail):
             scores = scores.reshape(outer, shape[self.axis], *tail)
-        return scores, labels.long().reshape(outer, 1, *tail)
+        return scores, integers(labels, outer, 1, *tail)
 
     def at_label(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The value of each label's class; InputError for a label that is not a class."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from samovar.formats.caffe.blob import read_blob
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import Layer, integers
 from samovar.frontends.caffe.layers.classification import BATCH_SIZE, VALID, Classification, LossNormalizer
 from samovar.frontends.caffe.spec import LayerSpec, Shape, find_named, text
 
@@ -36,7 +36,7 @@ class MultinomialLogisticLoss(Classification):
 
     def forward(self, probabilities: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         probabilities = probabilities.flatten(1)
-        at_label = self.at_label(probabilities, labels.long().reshape(-1, 1))
+        at_label = self.at_label(probabilities, integers(labels, -1, 1))
         return (-_floored(at_label, _LEAST_PROBABILITY).log().sum() / len(probabilities),)
 
 
@@ -150,7 +150,7 @@ class HingeLoss(_PairLoss):
         self.is_squared = spec.message.hinge_loss_param.norm == _L2
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = scores.flatten(1), labels.long().reshape(-1, 1)
+        scores, labels = scores.flatten(1), integers(labels, -1, 1)
         count = scores.shape[1]
         no_class = f"labels are {{least}} to {{most}}, but there are {count} classes, counted from 0"
         signs = self.at_numbers(labels, count, lambda: torch.ones_like(scores).scatter_(1, labels, -1.0), no_class)

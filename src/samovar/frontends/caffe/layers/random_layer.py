@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from samovar.core.buffer import sent
 from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
@@ -43,7 +44,7 @@ class RandomLayer(Layer):
     def uniforms(self, shape: Shape, like: torch.Tensor) -> torch.Tensor:
         """Uniform on [0, 1) in steps of 2^-24, float32, on the device of `like`."""
         values = (self.words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
-        return torch.from_numpy(values).to(like.device)
+        return sent(torch.from_numpy(values), like.device)
 
 
 def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], count: int) -> Words:
@@ -90,5 +91,5 @@ class Dropout(RandomLayer):
         if not self.is_random:
             return (x,)
         kept = self.words(tuple(x.shape)) >= self.threshold
-        mask = torch.from_numpy(kept).to(x.device, x.dtype).mul_(self.scale)
+        mask = sent(torch.from_numpy(kept), x.device).to(x.dtype).mul_(self.scale)
         return (x * mask,)
