@@ -18,7 +18,7 @@ DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How w
 HOSTS = Panel("Several hosts")
 
 _HOLD = "Decode the training set once, into the memory of all workers."
-_WORKERS = "Processes. auto: the fastest number; gpu: one a GPU. Default: 1."
+_WORKERS = "Processes, auto or gpu. Default: 1."
 _MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."
 _DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
 _TIMEOUT = "How long a worker waits for another before it gives up."
