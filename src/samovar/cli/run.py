@@ -38,7 +38,7 @@ from samovar.transports.gaspi_library import gaspi_library
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
-_WORKERS = "Ranks on this host. auto: one for each core. gpu: one for each GPU."
+_WORKERS = "Ranks on this host. gpu: one on each."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
 _TRANSPORT = "auto, shm, gloo, nccl, tcp (encrypted), gaspi."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."

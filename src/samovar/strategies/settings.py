@@ -77,6 +77,7 @@ FACTORS = Setting(
         factors, "gradients as factors"
     ),
     source="Xie et al. 2014; Zhang et al. 2017 (Poseidon)",
+    is_advanced=True,
 )
 COMPRESS = Setting(
     "compress",
