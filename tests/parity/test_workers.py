@@ -41,7 +41,7 @@ SELDOM = [
 COMBINATIONS = [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)]
 # Test passes of a run, their batches, and the numbers of a batch (accuracy, loss, weighted sum of losses).
 NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 3
-RECORD_BYTES = 5 * 8  # what every rank tells every other after a step: five numbers
+RECORD_BYTES = 6 * 8  # what every rank tells every other after a step: six numbers
 
 
 def assert_equal_to_rounding(one: Trained, other: Trained) -> None:

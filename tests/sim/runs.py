@@ -336,7 +336,10 @@ def require_rule(case: RunCase, settings: StrategyConfig, workers: list[Ended]) 
         "sync": references.sync,
         "local-sgd": partial(references.local_sgd, period=settings.sync_period_steps),
         "sync-easgd": partial(
-            references.sync_easgd, period=settings.sync_period_steps, moving_rate=settings.moving_rate
+            references.sync_easgd,
+            period=settings.sync_period_steps,
+            moving_rate=settings.moving_rate,
+            own=settings.moving_rate,
         ),
     }
     if case.strategy not in loops:
