@@ -156,9 +156,9 @@ class GradientExchange(NoExchange):
         self._group, self._announcer = collectives.group, announcer
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
         factoring = factoring_of(collectives, config, announcer.deadline, tell)
-        sums = [factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
-        travelling = {factored.name: factored for factored in sums}
-        factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
+        for bucket in buckets[: len(apart)]:
+            factoring.add(bucket, region, scaled_product, scale)
+        factors = Factors({name: parameters[name] for name in names}, factoring.by_name) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
         closing.callback(self._gradients.release)
         self._parameters, self._optimizers = parameters, optimizers

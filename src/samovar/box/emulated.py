@@ -82,7 +82,7 @@ class EmulatedCenter:
         self._run(to_bytes, back_bytes, passes, lambda: found.append(change()))
         return found[0]
 
-    def _run(self, to_bytes: int, back_bytes: int, passes: int, change: Callable[[], object]) -> None:
+    def _run(self, to_bytes: int, back_bytes: int, passes: int, change: Callable[[], None]) -> None:
         """Send all parts to every server; `change` is made when the last has been served."""
         num_servers = len(self._emulation.server_hosts)
         share = max(to_bytes, back_bytes) / num_servers
@@ -99,10 +99,10 @@ class EmulatedCenter:
 class _Journey:
     """The parts of one operation on their way to servers and back."""
 
-    def __init__(self, transport: EmulatedTransport, num_parts: int, change: Callable[[], object]) -> None:
+    def __init__(self, transport: EmulatedTransport, num_parts: int, change: Callable[[], None]) -> None:
         self._roads, self._rank, self._transport = transport.roads, transport.group.rank, transport
         self._num_unserved = self._num_open = num_parts
-        self._change = Job("an operation of the center", lambda _job: _do(change))
+        self._change = Job("an operation of the center", lambda _job: change())
         self._is_over = threading.Event()
 
     def begin(self, server: int, to_bytes: int, seconds: float, back_bytes: int) -> None:
@@ -129,7 +129,3 @@ class _Journey:
         self._num_open -= 1
         if not self._num_open:
             self._is_over.set()
-
-
-def _do(change: Callable[[], object]) -> None:
-    change()

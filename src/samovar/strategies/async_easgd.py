@@ -66,7 +66,8 @@ class AsyncEasgd(ElasticSteps):
         """Wait for the exchange under way, and take its d off these weights."""
         if self._has_come():
             self._sent -= self._pulled
-            self._sent *= 1 + further(self._worker_rate, self._rate)
+            if more := further(self._worker_rate, self._rate):
+                self._sent *= 1 + more
             self._weights -= self._sent
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:

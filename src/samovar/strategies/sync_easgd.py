@@ -265,7 +265,8 @@ class BroadcastEasgd(LocalSteps):
         self._broadcast.run(deadline)
         self._all_reduce.run(deadline)
         near.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
-        self._weights -= self._further * self._differences
+        if self._further:
+            self._weights -= self._further * self._differences
         pull = self._shared - np.float32(self._world_size) * self._center
         self._center += np.float32(self._moving_rate) * pull
 
