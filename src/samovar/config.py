@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samovar.core.device import CPU, CUDA, DEVICES, FP32, PRECISIONS, is_device
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -97,13 +97,11 @@ class RunConfig:
             _require_at_least("--seed", self.seed, 0)
         if not 0 < self.timeout_s < 86_400:
             raise InputError(f"--timeout: got {self.timeout_s} s; give more than 0 and less than a day")
-        if self.phase not in PHASES:
-            raise InputError(f"--phase: got {self.phase!r}; choose one of: {', '.join(PHASES)}")
-        if self.precision not in PRECISIONS:
-            raise InputError(f"--precision: got {self.precision!r}; choose one of: {', '.join(PRECISIONS)}")
+        require_choice("--phase", self.phase, PHASES)
+        require_choice("--precision", self.precision, PRECISIONS)
         self._check_device()
-        if self.batch_mode not in (None, *BATCH_MODES):
-            raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
+        if self.batch_mode is not None:
+            require_choice("--batch-mode", self.batch_mode, BATCH_MODES)
         if self.exact is not None:
             self._check_exact(self.exact)
         self._check_recipe()
@@ -124,8 +122,8 @@ class RunConfig:
             raise InputError(f"{flag}: is only guaranteed on the CPU, not with --device {self.device}; leave one out")
 
     def _check_recipe(self) -> None:
-        if self.recipe not in (None, *RECIPES):
-            raise InputError(f"--recipe: got {self.recipe!r}; choose one of: {', '.join(RECIPES)}")
+        if self.recipe is not None:
+            require_choice("--recipe", self.recipe, RECIPES)
         if self.recipe == NONE and self.large_batch is not None:
             raise InputError("--recipe none: --large-batch asks for a recipe; leave one of them out")
         if self.recipe != AUTO:
@@ -142,8 +140,8 @@ class RunConfig:
         given = [flag for flag, value in flags.items() if value is not None]
         if given and not self.is_async:
             raise InputError(f"{given[0]}: workers with {self.strategy.name} always step together; leave it out")
-        if self.stop_rule is not None and self.stop_rule not in STOP_RULES:
-            raise InputError(f"--stop-rule: got {self.stop_rule!r}; choose one of: {', '.join(STOP_RULES)}")
+        if self.stop_rule is not None:
+            require_choice("--stop-rule", self.stop_rule, STOP_RULES)
         if self.is_async and self.trace is not None:
             raise InputError(
                 f"--trace: shows how workers wait for each other, with {self.strategy.name} they do not; leave it out"

@@ -111,7 +111,7 @@ def test_a_recipe_is_used_where_nothing_else_is_said_of_the_batch(given: dict[st
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "psync"}, "--strategy: got 'psync'; choose one of: sync"),
+        ({"name": "psync"}, "--strategy: got 'psync'; did you mean 'sync'\\? Else choose one of: sync"),
         ({"collective": "star"}, "--collective: got 'star'; choose one of: direct, ring, tree"),
         ({"bucket_size_bytes": 0}, "--bucket: got 0 bytes"),
     ],

@@ -25,7 +25,7 @@ from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
 from samovar.core.requirements import require_optional
@@ -33,7 +33,7 @@ from samovar.launch.identity import Identity, checked_transport, identity_in_gro
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
-from samovar.strategies.traits import AUTO, require_choice
+from samovar.strategies.traits import AUTO
 from samovar.transports.gaspi_library import gaspi_library
 from samovar.transports.keys import make_key
 from samovar.transports.looking import LookingTransport

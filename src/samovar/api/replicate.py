@@ -19,7 +19,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
-from samovar.core.errors import InputError, SamovarError
+from samovar.core.errors import InputError, SamovarError, require_choice
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.identity import ElasticJob, Identity, elastic_job
@@ -32,7 +32,7 @@ from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
 from samovar.strategies.own import declared_as, name_of
 from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import AUTO, KINDS, NONE, require_choice
+from samovar.strategies.traits import AUTO, KINDS, NONE
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _Given = ParamSpec("_Given")

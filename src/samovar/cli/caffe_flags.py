@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from samovar.cli.strategy_flags import own_strategy, written_type
 from samovar.config import PHASES, parse_weights
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.launch.processes import SignalEffect
 from samovar.strategies.traits import declared_settings
 
@@ -103,9 +102,7 @@ def _is_of_glog(name: str, has_value: bool, rest: list[str]) -> bool:
 
 
 def _unknown(word: str, name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean -{near[0]}?" if near else f"flags are -{', -'.join(known)}"
-    return f"{word}: samovar caffe has no such flag; {advice}"
+    return f"{word}: samovar caffe has no such flag; {nearest(f'-{name}', [f'-{flag}' for flag in known])}"
 
 
 def _path(name: str, value: str) -> Path:

@@ -14,7 +14,7 @@ from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import BATCH_MODES, RECIPES
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
@@ -26,7 +26,7 @@ from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import KINDS, NONE, require_choice
+from samovar.strategies.traits import KINDS, NONE
 
 ALL = "all"
 _MOST_WORKERS = 4096

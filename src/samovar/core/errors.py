@@ -11,10 +11,13 @@ Every message says what happened, what was found, what is allowed and what to do
 A bug of ours is an AssertionError, never one of these.
 """
 
+import difflib
+from collections.abc import Collection
 from typing import Final
 
 _MAX_LENGTH: Final = 1000
 _TAIL_LENGTH: Final = 300
+_FEW: Final = 4  # choices are seen at a glance
 
 
 class SamovarError(Exception):
@@ -56,6 +59,26 @@ class RankFailed(SamovarError):
 
 class ReplicasDiffer(SamovarError):
     """Ranks that must hold the same bits do not; the message names the ranks."""
+
+
+def require_choice(flag: str, value: object, allowed: Collection[str]) -> None:
+    """Raises InputError if `value` is not among `allowed`; of many it tells the nearest first."""
+    if value not in allowed:
+        near = _nearest(str(value), allowed, 0.6) if len(allowed) > _FEW else None
+        advice = f"did you mean '{near}'? Else choose" if near else "choose"
+        raise InputError(f"{flag}: got {value!r}; {advice} one of: {', '.join(allowed)}")
+
+
+def nearest(name: str, allowed: Collection[str]) -> str:
+    """ "did you mean 'x'?", or all allowed names if none is close."""
+    near = _nearest(name, allowed, 0.5)
+    return f"did you mean '{near}'?" if near else f"allowed are {', '.join(sorted(allowed))}"
+
+
+def _nearest(name: str, allowed: Collection[str], similarity: float) -> str | None:
+    spelled = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=similarity)
+    return spelled[close[0]] if close else None
 
 
 def _visible(character: str) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 
 # By which power of the batch the rate grows.
 RATE_SCALINGS = {"firecaffe": 0.6, "linear": 1.0, "sqrt": 0.5, "none": 0.0}
@@ -26,8 +26,7 @@ class LargeBatch:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InputError(f"--large-batch: got {self.batch_size}; give the samples of a step, at least 1")
-        if self.rate_scaling not in RATE_SCALINGS:
-            raise InputError(f"--rate-scaling: got {self.rate_scaling!r}; choose one of: {', '.join(RATE_SCALINGS)}")
+        require_choice("--rate-scaling", self.rate_scaling, RATE_SCALINGS)
         if self.warm_up_steps is not None and self.warm_up_steps < 0:
             raise InputError(f"--warm-up-steps: got {self.warm_up_steps}; give at least 0")
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
 from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
@@ -120,8 +120,7 @@ class Conversion:
     form: str = "raw"
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InputError(f"--store: got {self.form!r}; choose one of: {', '.join(FORMS)}")
+        require_choice("--store", self.form, FORMS)
         if self.form == "files" and (self.size is not None or self.is_gray):
             raise InputError("--store files: keeps the files as they are; leave --resize and --gray out, or store png")
 

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.files.inspection_runs import Description, TextTable, Value
 from samovar.formats.caffe.files import write_whole
-from samovar.formats.caffe.text import field_names, nearest
+from samovar.formats.caffe.text import field_names
 from samovar.frontends.caffe.costs import LayerCost, NetCost, costs
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.module import Net, load

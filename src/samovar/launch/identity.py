@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
@@ -126,8 +126,7 @@ def launcher_process() -> str:
 
 def checked_transport(what: str, name: str, allowed: Sequence[str] = TRANSPORTS) -> str:
     """Raises InputError about `what` if `name` is not one of these transports."""
-    if name not in allowed:
-        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(allowed)}")
+    require_choice(what, name, allowed)
     return name
 
 

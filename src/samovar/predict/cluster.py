@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from samovar.core import units
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.core.machine import NOMINAL, CalibrationRecord, Link, MachineModel, Ports, Racks, TransportFigures
-from samovar.formats.caffe.text import nearest
 
 HERE = "here"
 _Part = TypeVar("_Part")

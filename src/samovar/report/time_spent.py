@@ -23,22 +23,22 @@ class Arrival:
 
 
 class StragglerWatch:
-    """Names a rank for which the others wait in most of the last steps; again only when it changes."""
+    """Names a rank for which the others wait in most of the last steps, each rank once: the verdict adds up."""
 
     def __init__(self) -> None:
         self._recent: deque[Arrival] = deque(maxlen=_WINDOW_STEPS)
-        self._named: int | None = None
+        self._named: set[int] = set()
 
     def take(self, arrival: Arrival) -> str | None:
         """A sentence, if there is news."""
         self._recent.append(arrival)
         own = [one for one in self._recent if one.rank == arrival.rank]
-        if len(own) < _MOST_OF_WINDOW or arrival.rank == self._named:
+        if len(own) < _MOST_OF_WINDOW or arrival.rank in self._named:
             return None
         late_s, step_s = median(one.late_s for one in own), median(one.step_s for one in own)
         if late_s < max(_LATE_LEAST_S, _LATE_SHARE * step_s):
             return None
-        self._named = arrival.rank
+        self._named.add(arrival.rank)
         return (
             f"rank {arrival.rank} is slower than the others, which wait for it {late_s * 1e3:.3g} ms of a step of "
             f"{step_s * 1e3:.3g} ms; see what else runs on its cpus"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.strategies.own import declared_as
-from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings, require_choice
+from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings
 
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 
@@ -142,9 +142,9 @@ class StrategyConfig:
 
     def _refuse(self, name: str, flag: str) -> None:
         owners = [strategy for strategy, kind in KINDS.items() if kind.traits.setting(name)]
-        raise InputError(
-            f"{flag} is not a setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
-        )
+        *others, last = owners
+        choice = f"{', '.join(others)} or {last}" if others else last
+        raise InputError(f"{flag} is not a setting of --strategy {self.name}: leave it out, or choose {choice}")
 
 
 _FIELDS = {field.name for field in dataclasses.fields(StrategyConfig)}

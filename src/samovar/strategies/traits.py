@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.strategies.recipe import Recipe
 
 # How far --compress and factors go, and who chooses.
@@ -141,12 +141,6 @@ def _measured(value: Any) -> float:
     if abs(value) >= _MOST:
         return math.inf if value > 0 else -math.inf
     return float(value)
-
-
-def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises InputError if `value` is not among `allowed`."""
-    if value not in allowed:
-        raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import NotFinite
 from samovar.core.layout import LOOK_EVERY_STEPS, all_finite
 from samovar.frontends.torch.late import LateLook
-from samovar.frontends.torch.parameters import finite_flags
+from samovar.frontends.torch.parameters import first_not_finite
 from samovar.solver.flat import Solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
@@ -49,7 +49,9 @@ class FiniteCheck:
 
     def require(self) -> None:
         """Raises NotFinite, naming the first parameter in the order of the net that is not finite."""
-        if name := self._first_bad():
+        if not self._weights.is_near and all_finite(self._weights.array_N):
+            return
+        if name := first_not_finite(self._views):
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite {self._when}; {_WHAT_TO_DO}")
 
     def _look(self, steps_done: int) -> None:
@@ -58,12 +60,6 @@ class FiniteCheck:
         elif (found := self._late_look.look(steps_done, self._views)) is not None:
             step, name = found
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite after step {step}; {_WHAT_TO_DO}")
-
-    def _first_bad(self) -> str:
-        if not self._weights.is_near and all_finite(self._weights.array_N):
-            return ""
-        flags = finite_flags(self._views).tolist()
-        return next((name for name, is_finite in zip(self._views, flags, strict=True) if not is_finite), "")
 
     def at_end(self) -> None:
         """Raise NotFinite if the center did not take this worker's last update."""

@@ -38,7 +38,7 @@ def test_what_the_flags_ask_for() -> None:
     assert not asked_for("local-sgd", "auto", {"compress": "none"}).automatic_buckets
     with pytest.raises(InputError, match="--bucket: got 'some'; give 'auto', 'model', 'layer' or a number of bytes"):
         asked_for("sync", "auto", {"bucket_size_bytes": "some"})
-    with pytest.raises(InputError, match="--strategy: got 'snyc'; choose one of: sync, local-sgd"):
+    with pytest.raises(InputError, match="--strategy: got 'snyc'; did you mean 'sync'\\? Else choose one of: sync"):
         asked_for("snyc", "auto", {})
 
 

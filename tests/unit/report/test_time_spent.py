@@ -47,6 +47,7 @@ def test_a_rank_that_is_late_in_most_steps_is_named_once() -> None:
     assert "rank 2 is slower than the others, which wait for it 200 ms of a step of 500 ms" in said[0]
     after = [watch.take(Arrival(1, 0.2, 0.5)) for _ in range(20)]
     assert any(sentence is not None and sentence.startswith("rank 1") for sentence in after)
+    assert not any(watch.take(Arrival(2, 0.2, 0.5)) for _ in range(20)), "on a busy machine ranks take turns"
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02, 5e-4])

@@ -198,7 +198,7 @@ def test_a_state_of_another_codec_begins_anew() -> None:
         ({"compress": "gzip"}, "--compress: got 'gzip'; choose one of: none, bf16, int8, int4, top-k, 1-bit"),
         (
             {"name": "local-sgd", "compress": "bf16"},
-            "--compress is not a setting of .* or choose sync or diloco or sync-easgd$",
+            "--compress is not a setting of .* or choose sync, diloco or sync-easgd$",
         ),
         ({"compress": "bf16", "overlap": "full", "bucket_size_bytes": 1}, "--compress bf16: with --overlap full"),
         ({"always_compresses": True}, "--compress-always: there is nothing to compress"),

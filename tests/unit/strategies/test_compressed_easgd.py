@@ -104,7 +104,7 @@ def test_a_state_of_another_codec_gives_its_center_alone(codec: str) -> None:
         ({"compress": "bf16", "variant": "broadcast"}, "--compress bf16: --variant broadcast sends weights"),
         (
             {"name": "local-sgd", "compress": "bf16"},
-            "--compress is not a setting of .* choose sync or diloco or sync-easgd$",
+            "--compress is not a setting of .* choose sync, diloco or sync-easgd$",
         ),
     ],
 )

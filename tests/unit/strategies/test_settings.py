@@ -25,7 +25,7 @@ LONE_GROUPS = (
     [
         (
             {"sync_period_steps": 8},
-            "--sync-period is not a setting of --strategy sync: leave it out, or choose local-sgd or",
+            "--sync-period is not a setting of --strategy sync: leave it out, or choose local-sgd, diloco,",
         ),
         ({"moving_rate": 0.1}, "--moving-rate is not a setting of --strategy sync: leave it out, or choose sync-easgd"),
         ({"name": "local-sgd", "overlap": "none"}, "--overlap is not a setting of --strategy local-sgd"),

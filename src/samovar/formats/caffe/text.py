@@ -1,6 +1,5 @@
 """Caffe's text files (`.prototxt`): parsing, and the line of every field for later messages."""
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any, TypeAlias
 
 from google.protobuf import text_format
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.formats.caffe.files import read_file
 from samovar.formats.caffe.schema import Message, message_class
 
@@ -101,13 +100,6 @@ def parse_text(text: str, path: Path, message_name: str, foreign: Foreign = _NOT
     if missing := message.FindInitializationErrors():
         raise InputError(f"{path}: required field {missing[0]} is missing; add it")
     return TextMessage(path, message, places, skipped)
-
-
-def nearest(name: str, allowed: list[str]) -> str:
-    """ "did you mean 'x'?", or all allowed names if none is close."""
-    spelled = {name.lower(): name for name in allowed}
-    close = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.5)
-    return f"did you mean '{spelled[close[0]]}'?" if close else f"allowed are {', '.join(sorted(allowed))}"
 
 
 class _Frame:

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.data.config import LayerConfig
 from samovar.data.reader import BatchReader
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.schema import Message
-from samovar.formats.caffe.text import TextMessage, field_names, nearest, read_text
+from samovar.formats.caffe.text import TextMessage, field_names, read_text
 from samovar.frontends.caffe.data import data_config, data_warnings, refuse_memory_data
 from samovar.frontends.caffe.layers.ends import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class, settings_of

@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.formats.caffe.caffemodel import LayerRecord, StoredNet
 from samovar.formats.caffe.files import write_whole
-from samovar.formats.caffe.text import nearest
 from samovar.frontends.caffe.definition import load_net, sized
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.net import CaffeNet, build_net

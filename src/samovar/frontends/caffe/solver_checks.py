@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.formats.caffe.schema import Message
-from samovar.formats.caffe.text import Skipped, TextMessage, nearest
+from samovar.formats.caffe.text import Skipped, TextMessage
 from samovar.solver.policy import POLICIES, TYPES
 
 _LEAST = {"max_iter": 0, "display": 0, "test_interval": 0, "snapshot": 0, "average_loss": 1, "iter_size": 1}

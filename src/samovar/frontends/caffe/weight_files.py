@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.formats.caffe.caffemodel import (
     LayerRecord,
     StoredNet,
@@ -28,7 +28,6 @@ from samovar.formats.caffe.caffemodel import (
     read_stored_net,
 )
 from samovar.formats.caffe.files import HDF5_MAGIC, read_file
-from samovar.formats.caffe.text import nearest
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.spec import LayerSpec
 from samovar.frontends.caffe.upgrade import type_today

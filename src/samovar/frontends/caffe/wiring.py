@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from samovar.formats.caffe.text import nearest
+from samovar.core.errors import nearest
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.ends import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class

@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -131,9 +131,14 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise InputError(f"replicate: parameter {name!r} is {parameter.layout}; only dense parameters can be exchanged")
 
 
-def first_not_finite(parameters: Mapping[str, nn.Parameter]) -> str:
-    """The name of the first parameter with a value that is infinite or NaN; "" if there is none. Cost: one read."""
-    return next((name for name, parameter in parameters.items() if not _is_finite(parameter.detach())), "")
+def first_not_finite(parameters: Mapping[str, torch.Tensor]) -> str:
+    """The name of the first with a value that is infinite or NaN, or "". Cost: one read, and on a device one wait."""
+    tensors = [parameter.detach() for parameter in parameters.values()]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        flags: Iterable[bool] = map(_is_finite, tensors)
+    else:
+        flags = finite_flags(parameters).tolist()
+    return next((name for name, is_finite in zip(parameters, flags, strict=True) if not is_finite), "")
 
 
 def finite_flags(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -142,7 +147,7 @@ def finite_flags(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _is_finite(weights: torch.Tensor) -> bool:
-    if weights.dtype == torch.float32 and weights.device.type == "cpu" and weights.is_contiguous():
+    if weights.dtype == torch.float32 and weights.is_contiguous():
         return all_finite(weights.view(-1).numpy())
     return bool(torch.isfinite(weights).all())
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import nn
 
-from samovar.formats.caffe.text import nearest
+from samovar.core.errors import nearest
 from samovar.frontends.caffe.layers import (
     activations,
     classification,
