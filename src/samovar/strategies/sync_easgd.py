@@ -22,6 +22,7 @@ from samovar.strategies.settings import (
     OVERLAP,
     SYNC_PERIOD,
     WORKER_RATE,
+    diverging_rate,
     further,
     pulls_too_far,
 )
@@ -135,13 +136,13 @@ class SyncEasgd(LocalSteps):
 
     @classmethod
     def settled(cls, chosen: StrategyConfig, world_size: int) -> StrategyConfig:
-        """With P workers the distance between c and their mean is multiplied by 1 - alpha (P + 1) at an exchange."""
-        rate = chosen.moving_rate
+        rate, limit = chosen.moving_rate, diverging_rate(chosen.worker_rate, world_size)
         assert rate is not None, chosen
-        if rate * (world_size + 1) >= 2:
+        if rate >= limit:
+            further_on = f" with worker rate {chosen.worker_rate:g}" if further(chosen.worker_rate, rate) else ""
             raise InputError(
-                f"--moving-rate: got {rate:g}; give more than 0 and less than {2 / (world_size + 1):.4g}, from which "
-                f"on {world_size} workers and their center move apart (default {_rate(chosen, world_size):.4g})"
+                f"--moving-rate: got {rate:g}{further_on}; give more than 0 and less than {limit:.4g}, from which on "
+                f"{world_size} workers and their center move apart (default {_rate(chosen, world_size):.4g})"
             )
         return chosen
 
