@@ -27,6 +27,7 @@ COLLECTIVES = ("tree", "ring", "halving-doubling", "direct")
 NUM_ROUNDS, PERIOD_STEPS = 6, 2
 STEP_S, POLL_S, WAIT_S = 1e-4, 1e-5, 0.01  # of virtual time
 QUORUM_WAIT_S = 10 * WAIT_S
+WORKER_RATE = 0.6
 MOST_ACTIONS = 160  # of a worker in a run
 ROUNDING = 1e-4
 
@@ -60,6 +61,14 @@ class ElasticCase:
         leaving = draw.randint(0, founders + joiners - 1 - dying)
         return cls(
             seed, draw.choice(STRATEGIES), draw.choice(COLLECTIVES), founders + joiners, founders, dying, leaving
+        )
+
+    @property
+    def settings(self) -> StrategyConfig:
+        """In half of the cases elastic workers go further than the center."""
+        is_further = self.strategy == "sync-easgd" and self.seed % 2
+        return StrategyConfig(
+            self.strategy, sync_period_steps=PERIOD_STEPS, worker_rate=WORKER_RATE if is_further else None
         )
 
     def config(self) -> SimConfig:
@@ -208,12 +217,11 @@ class Worker(ElasticWeights):
         self, book: Book, kind: type[Rounds], seat: SimSeat, transport: SimTransport, admission: Admission, given: Given
     ) -> None:
         case = book.case
-        config = StrategyConfig(case.strategy, sync_period_steps=PERIOD_STEPS)
         self._book, self._number, self._transport = book, seat.number, transport
         self._go: Go | None = None
         self._attempt: Attempt | None = None
         super().__init__(
-            kind_of(case.strategy).regrouped(config),
+            kind_of(case.strategy).regrouped(case.settings),
             LAYOUT,
             lambda region: HeldArray(region, first_weights()),
             self._collectives(transport.among(("alone", seat.number), [seat.number])),
@@ -326,7 +334,7 @@ def _check_rounds(book: Book) -> None:
         if any(attempt.after is not None for attempt in attempts.values()):
             if counted.setdefault(number, generation) != generation:
                 raise WrongSum(f"round {number} counts in generations {counted[number]} and {generation}")
-            _check_exchange(book.case.strategy, list(attempts.values()))
+            _check_exchange(book.case.settings, list(attempts.values()))
 
 
 def _may_be_late(book: Book, number: int, ending: str) -> bool:
@@ -342,8 +350,12 @@ def _was_silent(book: Book, number: int, ending: str) -> bool:
     return stopped_s + cut_s > QUORUM_WAIT_S and is_out
 
 
-def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:
-    """Σ x_i + c, or the mean, over all that took part, also those that died after they had given their part."""
+def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:
+    """Weights and center, or the mean, over all that took part, also those that died after they had given their part.
+
+    Σ x_i + c stays as it was unless workers go further.
+    """
+    strategy = settings.name
     survivors = [attempt for attempt in attempts if attempt.after is not None]
     first = survivors[0]
     for attempt in survivors:
@@ -357,11 +369,11 @@ def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:
             _require_close(attempt.after, first.center_after, attempt)
     if strategy == "sync-easgd":
         rate = 0.9 / (len(attempts) + 1)
-        after = [attempt.before - rate * (attempt.before - attempt.center) for attempt in attempts]
-        for attempt, wanted in zip(attempts, after, strict=True):
-            if attempt.after is not None:
-                _require_close(attempt.after, wanted, attempt)
-        _require_close(first.center_after + np.sum(after, axis=0), first.center + total, first)
+        own = max(rate, settings.worker_rate or 0.0)
+        for attempt in survivors:
+            _require_close(attempt.after, attempt.before - own * (attempt.before - attempt.center), attempt)
+        moved = rate * (total - len(attempts) * first.center)
+        _require_close(first.center_after, first.center + moved, first)
 
 
 def _check_repeats(book: Book) -> None:
