@@ -335,7 +335,7 @@ class CompressedSync(Sync):
         return super().state_dict() | residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """With another codec the trial begins again, on all ranks. Its residuals are dropped, as of another cut or order.
+        """With another codec the trial begins again, on all ranks. It drops residuals, as of another cut or order.
 
         A rank whose messages now another one of its host sends has none of its own.
         """
