@@ -27,7 +27,6 @@ COLLECTIVES = ("tree", "ring", "halving-doubling", "direct")
 NUM_ROUNDS, PERIOD_STEPS = 6, 2
 STEP_S, POLL_S, WAIT_S = 1e-4, 1e-5, 0.01  # of virtual time
 QUORUM_WAIT_S = 10 * WAIT_S
-WORKER_RATE = 0.6
 MOST_ACTIONS = 160  # of a worker in a run
 ROUNDING = 1e-4
 
@@ -66,10 +65,8 @@ class ElasticCase:
     @property
     def settings(self) -> StrategyConfig:
         """In half of the cases elastic workers go further than the center."""
-        is_further = self.strategy == "sync-easgd" and self.seed % 2
-        return StrategyConfig(
-            self.strategy, sync_period_steps=PERIOD_STEPS, worker_rate=WORKER_RATE if is_further else None
-        )
+        further = {"worker_rate": 0.6} if self.strategy == "sync-easgd" and self.seed % 2 else {}
+        return StrategyConfig(self.strategy, sync_period_steps=PERIOD_STEPS, **further)
 
     def config(self) -> SimConfig:
         return config_of(self.seed)
@@ -351,12 +348,8 @@ def _was_silent(book: Book, number: int, ending: str) -> bool:
 
 
 def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:
-    """Weights and center, or the mean, over all that took part, also those that died after they had given their part.
-
-    Σ x_i + c stays as it was unless workers go further.
-    """
-    strategy = settings.name
-    survivors = [attempt for attempt in attempts if attempt.after is not None]
+    """Weights and center, or the mean, over all that took part, also those that died after they gave their part."""
+    strategy, survivors = settings.name, [attempt for attempt in attempts if attempt.after is not None]
     first = survivors[0]
     for attempt in survivors:
         if attempt.center_after.tobytes() != first.center_after.tobytes():
@@ -369,11 +362,10 @@ def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:
             _require_close(attempt.after, first.center_after, attempt)
     if strategy == "sync-easgd":
         rate = 0.9 / (len(attempts) + 1)
-        own = max(rate, settings.worker_rate or 0.0)
+        own = settings.worker_rate or rate
         for attempt in survivors:
             _require_close(attempt.after, attempt.before - own * (attempt.before - attempt.center), attempt)
-        moved = rate * (total - len(attempts) * first.center)
-        _require_close(first.center_after, first.center + moved, first)
+        _require_close(first.center_after, first.center + rate * (total - len(attempts) * first.center), first)
 
 
 def _check_repeats(book: Book) -> None:

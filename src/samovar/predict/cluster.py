@@ -189,7 +189,7 @@ def load_cluster(named: str, record: CalibrationRecord, flag: str = "--cluster")
         return parse_cluster((_presets() / f"{named}.toml").read_text(encoding="utf-8"), named)
     path = Path(named)
     if not path.suffix and not path.exists():
-        raise InputError(f"{flag} {named}: no such preset; {nearest(named, [*preset_names()])} Or give a .toml file")
+        raise InputError(f"{flag} {named}: is not a .toml file, and no such preset; {nearest(named, preset_names())}")
     try:
         content = path.read_bytes()
     except OSError as error:
