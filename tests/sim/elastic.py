@@ -65,7 +65,7 @@ class ElasticCase:
     @property
     def settings(self) -> StrategyConfig:
         """In half of the cases elastic workers go further than the center."""
-        further = {"worker_rate": 0.6} if self.strategy == "sync-easgd" and self.seed % 2 else {}
+        further: dict[str, Any] = {"worker_rate": 0.6} if self.strategy == "sync-easgd" and self.seed % 2 else {}
         return StrategyConfig(self.strategy, sync_period_steps=PERIOD_STEPS, **further)
 
     def config(self) -> SimConfig:

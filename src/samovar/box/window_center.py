@@ -35,8 +35,8 @@ class WindowCenter:
     itself in as the tail and notifies the one before; when it leaves, it notifies the next. So members have their turn
     in the order in which they came, and none spins. Without locks (hogwild), a member reads a chunk, changes it and
     puts it back, which overwrites other updates of that time. If a member dies inside a chunk, those that wait for it
-    end with an error that names it: at once if the transport sees its end, else at the deadline. This class is the
-    reference for the rules, not for faults.
+    end with an error that names it. They do so at once if the transport sees its end, else at the deadline. This class
+    is the reference for the rules, not for faults.
 
     One push in the background at a time; `accumulate` and `exchange` await it first. Cost per chunk and update:
     8 to 10 messages there and back; memory 1N floats on rank 0 (with velocity 2N), two chunks elsewhere.

@@ -80,7 +80,7 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
 
 
 def residual_notes(codec: str) -> State:
-    """What a state says of its residuals: the codec, and the order that they have after version 0.1.0."""
+    """Notes about a state's residuals: the codec, and the order that they have after version 0.1.0."""
     return {"codec": codec, _ORDER: _OF_BUFFER}
 
 
