@@ -107,6 +107,7 @@ def test_workers_share_a_center_behind_the_described_network(folder: Path, strat
         (("--emulate", "cluster.toml", "--transport", "tcp"), "leave --transport out"),
         (("--emulate", "cluster.toml", "--keep-going"), "leave --keep-going out"),
         (("--emulate", "ethernet-10g"), "give --profile FILE"),
+        (("--emulate", "titanic"), "--emulate titanic: is not a .toml file, and no such preset; allowed are"),
         (("--emulate", "fast.toml"), "describe slower links"),
         (("--emulate", "cluster.toml", "--profile", "other.json"), "this model trains 17,411"),
     ],

@@ -84,6 +84,7 @@ def test_several_hosts_number_their_ranks_on_and_say_how_they_meet(tmp_path: Pat
         (("nowhere.py",), "nowhere.py: no such file"),
         (("-n", 0, "script.py"), "--workers 0: give a number from 1"),
         (("-n", "many", "script.py"), "--workers many: give a number from 1, or auto"),
+        (("-n", 5000 * "9", "script.py"), "999: give a number from 1, or auto"),
         (("--transport", "ib", "script.py"), "--transport: got 'ib'; choose one of: auto, shm, gloo, nccl, tcp, gaspi"),
         (
             ("--transport", "mpi", "script.py"),

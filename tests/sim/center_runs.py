@@ -253,6 +253,8 @@ def _check_worker(case: RunCase, given: np.ndarray, rank: int, ended: Shared) ->
     assert ended.weights is not None
     assert ended.moved is not None
     kept = np.zeros(SIZE) if strategy.traits.adds_steps else ended.weights - start()
-    off = ended.moved - given - kept
+    settings = case.settings
+    pulled = given * (settings.worker_rate / settings.moving_rate) if settings.worker_rate else given
+    off = ended.moved - pulled - kept
     if np.abs(off).max() > TOLERANCE * (10.0 + np.abs(given).max()):
         raise WrongRun(f"rank {rank}: its weights and what it gave are off by {np.abs(off).max()}")

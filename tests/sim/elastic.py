@@ -62,6 +62,12 @@ class ElasticCase:
             seed, draw.choice(STRATEGIES), draw.choice(COLLECTIVES), founders + joiners, founders, dying, leaving
         )
 
+    @property
+    def settings(self) -> StrategyConfig:
+        """In half of the cases elastic workers go further than the center."""
+        further: dict[str, Any] = {"worker_rate": 0.6} if self.strategy == "sync-easgd" and self.seed % 2 else {}
+        return StrategyConfig(self.strategy, sync_period_steps=PERIOD_STEPS, **further)
+
     def config(self) -> SimConfig:
         return config_of(self.seed)
 
@@ -208,12 +214,11 @@ class Worker(ElasticWeights):
         self, book: Book, kind: type[Rounds], seat: SimSeat, transport: SimTransport, admission: Admission, given: Given
     ) -> None:
         case = book.case
-        config = StrategyConfig(case.strategy, sync_period_steps=PERIOD_STEPS)
         self._book, self._number, self._transport = book, seat.number, transport
         self._go: Go | None = None
         self._attempt: Attempt | None = None
         super().__init__(
-            kind_of(case.strategy).regrouped(config),
+            kind_of(case.strategy).regrouped(case.settings),
             LAYOUT,
             lambda region: HeldArray(region, first_weights()),
             self._collectives(transport.among(("alone", seat.number), [seat.number])),
@@ -326,7 +331,7 @@ def _check_rounds(book: Book) -> None:
         if any(attempt.after is not None for attempt in attempts.values()):
             if counted.setdefault(number, generation) != generation:
                 raise WrongSum(f"round {number} counts in generations {counted[number]} and {generation}")
-            _check_exchange(book.case.strategy, list(attempts.values()))
+            _check_exchange(book.case.settings, list(attempts.values()))
 
 
 def _may_be_late(book: Book, number: int, ending: str) -> bool:
@@ -342,9 +347,9 @@ def _was_silent(book: Book, number: int, ending: str) -> bool:
     return stopped_s + cut_s > QUORUM_WAIT_S and is_out
 
 
-def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:
-    """Σ x_i + c, or the mean, over all that took part, also those that died after they had given their part."""
-    survivors = [attempt for attempt in attempts if attempt.after is not None]
+def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:
+    """Weights and center, or the mean, over all that took part, also those that died after they gave their part."""
+    strategy, survivors = settings.name, [attempt for attempt in attempts if attempt.after is not None]
     first = survivors[0]
     for attempt in survivors:
         if attempt.center_after.tobytes() != first.center_after.tobytes():
@@ -357,11 +362,10 @@ def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:
             _require_close(attempt.after, first.center_after, attempt)
     if strategy == "sync-easgd":
         rate = 0.9 / (len(attempts) + 1)
-        after = [attempt.before - rate * (attempt.before - attempt.center) for attempt in attempts]
-        for attempt, wanted in zip(attempts, after, strict=True):
-            if attempt.after is not None:
-                _require_close(attempt.after, wanted, attempt)
-        _require_close(first.center_after + np.sum(after, axis=0), first.center + total, first)
+        own = settings.worker_rate or rate
+        for attempt in survivors:
+            _require_close(attempt.after, attempt.before - own * (attempt.before - attempt.center), attempt)
+        _require_close(first.center_after, first.center + rate * (total - len(attempts) * first.center), first)
 
 
 def _check_repeats(book: Book) -> None:

@@ -258,6 +258,14 @@ class HalfAnExchange(LedgerCenter):
         return versions
 
 
+class FurtherForgotten(AsyncEasgd):
+    """A worker goes as far as the center where it should go further."""
+
+    def _exchanged(self, rate):
+        self._worker_rate = None
+        return super()._exchanged(rate)
+
+
 @dataclass(frozen=True)
 class RunMistake:
     """What is wrong in a strategy's runs."""
@@ -311,5 +319,6 @@ RUN_MISTAKES = {
     "a full disk ignored": RunMistake("sync-easgd", Parts(snapshots=FullDiskIgnored)),
     "an update dropped": RunMistake("async-sgd", Parts(center=UpdateDropped)),
     "an update made twice": RunMistake("async-sgd", Parts(center=UpdateDoubled)),
+    "a worker does not go further": in_strategy("async-easgd", FurtherForgotten),
     "half an exchange": RunMistake("async-easgd", Parts(center=HalfAnExchange)),
 }

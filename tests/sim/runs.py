@@ -78,6 +78,8 @@ class RunCase:
             own["read_first"] = draw.random() < 0.5
         if "max_staleness_steps" in names:
             own["max_staleness_steps"] = draw.choice((None, None, 3))
+        if "worker_rate" in names and draw.random() < 0.5:
+            own |= {"moving_rate": 0.0625, "worker_rate": draw.choice((0.25, 0.75))}  # a given rate does not change
         return StrategyConfig(self.strategy, self.collective, **own)
 
     @property
@@ -339,7 +341,7 @@ def require_rule(case: RunCase, settings: StrategyConfig, workers: list[Ended]) 
             references.sync_easgd,
             period=settings.sync_period_steps,
             moving_rate=settings.moving_rate,
-            own=settings.moving_rate,
+            own=settings.worker_rate or settings.moving_rate,
         ),
     }
     if case.strategy not in loops:

@@ -1,5 +1,6 @@
 """The exchange of weights in an elastic job: each one is among the present workers."""
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -63,7 +64,7 @@ class ElasticExchange(NoExchange):
 
     def begin(self) -> None:
         """The founder hands its state to the others; they have theirs."""
-        self._rounds = Rounds(self._seat, self, self._admission)
+        self._rounds = Rounds(self._seat, self, self._admission, _warn)
 
     def step(self, step: int, apply: Apply) -> None:
         self._flat.require_in_place()
@@ -139,3 +140,7 @@ class ElasticExchange(NoExchange):
     def _collectives_of(self, go: Go) -> Collectives:
         self._group.close()
         return self._join(go, self._group)
+
+
+def _warn(sentence: str) -> None:
+    sys.stderr.write(f"samovar: warning: {sentence}\n")

@@ -283,7 +283,8 @@ class WeightExchange:
         self._announcer = announcer
         buffers = Buffers(region, region.part(0, 0))
         made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
-        self._strategy = build_strategy(*made, center)
+        told = TrialCallback(tell=partial(_tell, collectives.group.rank))
+        self._strategy = build_strategy(*made, center, told)
         self._announced = -1
         if center is None:
             self._strategy.begin_step(0)

@@ -9,7 +9,7 @@ import numpy as np
 from samovar import _native
 from samovar.box.base import PendingPush, Push, Versions
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
 from samovar.core.layout import all_finite, rounded_up
 from samovar.transports.background import Background, Job
 from samovar.transports.base import Array, Notification, Pending, Spawning, Transport, Window
@@ -34,8 +34,9 @@ class WindowCenter:
     Every rank of the transport's group opens it. A queue locks a chunk (Mellor-Crummey and Scott 1991). A member swaps
     itself in as the tail and notifies the one before; when it leaves, it notifies the next. So members have their turn
     in the order in which they came, and none spins. Without locks (hogwild), a member reads a chunk, changes it and
-    puts it back, which overwrites other updates of that time. If a member dies inside a chunk, the others wait until
-    the deadline. This class is the reference for the rules, not for faults.
+    puts it back, which overwrites other updates of that time. If a member dies inside a chunk, those that wait for it
+    end with an error that names it. They do so at once if the transport sees its end, else at the deadline. This class
+    is the reference for the rules, not for faults.
 
     One push in the background at a time; `accumulate` and `exchange` await it first. Cost per chunk and update:
     8 to 10 messages there and back; memory 1N floats on rank 0 (with velocity 2N), two chunks elsewhere.
@@ -213,8 +214,20 @@ class WindowCenter:
             rank, its_lane = _owner(before)
             self._window.notify(rank, Notification(_next_slot(its_lane), own))
             before_s = deadline.remaining_s()
-            self._window.wait_any(_one(_turn_slot(lane)), deadline)
+            self._await_turn(chunk, rank, _turn_slot(lane), deadline)
             self.lock_wait_s += max(0.0, before_s - deadline.remaining_s())
+
+    def _await_turn(self, chunk: int, rank: int, slot: int, deadline: Deadline) -> None:
+        """Wait until `rank`, the one before in the queue, leaves. If it has ended, it never will."""
+        try:
+            self._window.wait(slot, 1, rank, deadline)
+        except (DeadlineExceeded, RankFailed) as error:
+            kind = RankFailed if isinstance(error, RankFailed) else DeadlineExceeded
+            reason = str(error).partition(": ")[2]
+            raise kind(
+                f"rank {self._rank}: waits for chunk {chunk} of the center, which rank {rank} has before it: {reason}"
+            ) from error
+        self._window.wait_any(_one(slot), deadline)  # which clears the slot
 
     def _unlock(self, chunk: int, lane: int, deadline: Deadline) -> None:
         own = _place(self._rank, lane)

@@ -1,6 +1,7 @@
 """`samovar caffe`: Caffe's commands, flags and log, on the functions that `samovar train` and the others use."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,7 +141,7 @@ def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode:
             log.entry("samovar", "solver_mode is GPU (Caffe's default); this run computes on the CPU", "W")
         log.entry("caffe.cpp:197", "Use CPU.")
         return config
-    if not (given.gpu.isascii() and given.gpu.isdecimal()):
+    if not re.fullmatch("[0-9]{1,18}", given.gpu):
         raise InputError(
             f"-gpu {given.gpu}: give the number of one GPU, such as 0; to train on several, samovar train "
             "--device cuda --workers N"

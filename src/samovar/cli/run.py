@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -160,7 +161,7 @@ def _num_ranks(workers: str, oversubscribe: bool) -> int:
     if workers == GPU:
         num_ranks = count_gpus()
     elif workers != AUTO:
-        if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
+        if not re.fullmatch("[0-9]{1,18}", workers) or int(workers) < 1:
             raise InputError(
                 f"--workers {workers}: give a number from 1, or {AUTO} or {GPU} for a rank on each core or GPU"
             )
@@ -220,7 +221,7 @@ def _emulation(
     _require_alone(named, *beside)
     here = Kept(state_folder()).machine() or NOMINAL
     layers = None if profile is None else load_profile(profile)
-    emulation, sentences = emulated(load_cluster(named, here), num_ranks, layers, here)
+    emulation, sentences = emulated(load_cluster(named, here, "--emulate"), num_ranks, layers, here)
     for sentence in sentences:
         say(f"samovar: {sentence}")
     return {EMULATION: json.dumps(to_plain(emulation))}

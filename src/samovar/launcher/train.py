@@ -224,7 +224,7 @@ def count_of(name: str, given: int | str | None) -> int | None:
         return None
     if type(given) is int:
         return given
-    if not isinstance(given, str) or not given.isdecimal() or not given.isascii():
+    if not isinstance(given, str) or not re.fullmatch("[0-9]{1,18}", given):
         raise InputError(f"{name}: got {given!r}; give a number or 'auto'")
     return int(given)
 

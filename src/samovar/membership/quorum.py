@@ -154,10 +154,10 @@ class Quorum:
             worker.vote, worker.since_s, worker.address = is_done, now_s, address
             self._go_on(now_s)
 
-    def busy(self, number: int, is_busy: bool) -> None:
+    def busy(self, number: int, is_busy: bool, now_s: float) -> None:
         """A worker begins or ends something else. The others wait for it meanwhile, as long as it lives."""
         if (worker := self._workers.get(number)) is not None:
-            worker.is_busy = is_busy
+            worker.is_busy, worker.since_s = is_busy, now_s
 
     def gone(self, number: int, now_s: float) -> None:
         """A worker's process or its connection has ended. A second call does nothing."""

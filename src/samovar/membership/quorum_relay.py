@@ -23,10 +23,10 @@ class QuorumRelay(QuorumDoor):
         self._who = f"elastic job {job!r}"
         self._link = link_to((meeting.address, meeting.port), meeting.key, self._who, Deadline.after(_CONNECT_S))
         self.address = self._link.own_address
-        self._is_lost = False
+        self._lost_why = ""  # once the quorum is out of reach
         try:
             self._greet(job, meeting.host)
-            super().__init__(job, door, Courier(listen(self.address), meeting.key, _refuse))
+            super().__init__(job, door, Courier(listen(self.address), meeting.key, _hang_up))
         except BaseException:
             self._link.close()
             raise
@@ -49,6 +49,8 @@ class QuorumRelay(QuorumDoor):
             )
 
     def _heard(self, number: int, content: dict[str, Any]) -> None:
+        if self._lost_why:
+            self._refuse(number)
         self._pass_on({"is": "worker", "worker": number, "content": content})
 
     def _gone(self, number: int) -> None:
@@ -58,7 +60,7 @@ class QuorumRelay(QuorumDoor):
         """Do nothing: the quorum looks."""
 
     def _pass_on(self, message: dict[str, Any]) -> None:
-        if self._is_lost:
+        if self._lost_why:
             return
         try:
             self._link.send(message, Deadline.after(SILENCE_S))
@@ -74,11 +76,14 @@ class QuorumRelay(QuorumDoor):
 
     def _lose(self, why: str) -> None:
         """Nobody tells these workers any more when to exchange."""
-        self._is_lost = True
+        self._lost_why = why
         for number in list(self._connections):
-            sentence = f"the host that began it is lost: {why}; the others continue without this host"
-            self._tell(number, {"kind": "Refused", "why": sentence, "is_input": False})
+            self._refuse(number)
+
+    def _refuse(self, number: int) -> None:
+        sentence = f"the host that began it is lost: {self._lost_why}; the others continue without this host"
+        self._tell(number, {"kind": "Refused", "why": sentence, "is_input": False})
 
 
-def _refuse(link: HostLink, _message: dict[str, Any]) -> None:
+def _hang_up(link: HostLink, _message: dict[str, Any]) -> None:
     link.close()

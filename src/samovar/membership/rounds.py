@@ -1,12 +1,15 @@
 """A worker's rounds in an elastic job: an exchange counts on all workers or on none."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.membership.quorum_messages import Admission, Decision, Go, Last
 
 Given = Mapping[str, Any]
+
+# The same workers fail so often only if some of them never reach each other.
+MOST_ATTEMPTS: Final = 30
 
 
 class Seat(Protocol):
@@ -54,12 +57,17 @@ class Rounds:
 
     All workers come, exchange, and vote. If one died meanwhile, some may have the result and some not. Then all that
     are left go back to what they had before, and repeat the exchange among themselves. So no sum is applied by half.
+    `tell` gets a sentence if those that repeat it are the same as before.
 
     Cost: two round trips to the quorum for an exchange, and a copy of weights and state.
     """
 
-    def __init__(self, seat: Seat, trainee: Trainee, admission: Admission) -> None:
+    def __init__(
+        self, seat: Seat, trainee: Trainee, admission: Admission, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.division = admission.division
+        self._tell = tell
+        self._reason = ""
         self._seat = seat
         self._trainee = trainee
         self._generation = 0
@@ -69,16 +77,25 @@ class Rounds:
     def exchange(self, num_steps: int, last: Last = Last.NO) -> bool:
         """One exchange, which counts when this returns. Gives whether it was everybody's last.
 
-        Raises RankFailed if the others continued without this worker.
+        Raises RankFailed if the others continued without this worker, or the same workers fail MOST_ATTEMPTS times.
         """
-        go = self._seat.ready(num_steps, last)
+        go, num_alike = self._seat.ready(num_steps, last), 1
         while go.exchanges:
             verdict = self._attempt(go)
             if verdict.is_committed:
                 self._commit(verdict)
                 break
-            go = self._seat.go()
+            before, go = go, self._seat.go()
+            num_alike = num_alike + 1 if go.marks == before.marks else 1
+            if num_alike > 1:
+                self._note_repeated(num_alike)
         return go.ends
+
+    def _note_repeated(self, num_alike: int) -> None:
+        reason = self._reason or "another worker did not have the result; see its output"
+        if num_alike > MOST_ATTEMPTS:
+            raise RankFailed(f"the same workers failed {MOST_ATTEMPTS} times to exchange: {reason}")
+        self._tell(f"the same workers try an exchange for the {num_alike}. time: {reason}")
 
     def _attempt(self, go: Go) -> Decision:
         if go.generation != self._generation:
@@ -91,9 +108,11 @@ class Rounds:
         return verdict
 
     def _has_result(self) -> bool:
+        self._reason = ""
         try:
             self._trainee.exchange()
-        except (RankFailed, DeadlineExceeded):
+        except (RankFailed, DeadlineExceeded) as error:
+            self._reason = str(error)
             return False
         return True
 

@@ -138,7 +138,7 @@ class Courier:
                 closing.callback(link.close)
                 self._note(link, closing)
                 self._receive(link, place.token, descriptor)
-        except (SamovarError, LookupError, TypeError, ValueError):
+        except (SamovarError, OSError, LookupError, TypeError, ValueError):  # OSError: there is no room for it
             os.close(descriptor)
             return -1
         return descriptor

@@ -27,7 +27,7 @@ _READ_AGAIN_S = 0.001
 class WindowsCenter:
     """A `samovar.membership.session.CenterPlace`: every rank takes a seat, in the row of its number.
 
-    A rank that dies inside a chunk of the center holds its lock; the others wait for it until their deadline.
+    A rank that dies inside a chunk of the center holds its lock; the others end with an error that names it.
     """
 
     way_out = "see the logs of the other ranks"

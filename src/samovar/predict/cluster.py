@@ -181,27 +181,25 @@ def preset_names() -> tuple[str, ...]:
     return (*sorted(found), HERE)
 
 
-def load_cluster(named: str, record: CalibrationRecord) -> Cluster:
-    """The preset of that name, else the file; `here` has the figures of `record`. Raises InputError."""
+def load_cluster(named: str, record: CalibrationRecord, flag: str = "--cluster") -> Cluster:
+    """The preset of that name, else the file; `here` has the figures of `record`. Raises InputError about `flag`."""
     if named == HERE:
         return cluster_here(record)
     if named in preset_names():
         return parse_cluster((_presets() / f"{named}.toml").read_text(encoding="utf-8"), named)
     path = Path(named)
     if not path.suffix and not path.exists():
-        raise InputError(f"--cluster {named}: no such preset; {nearest(named, [*preset_names()])} Or give a .toml file")
+        raise InputError(f"{flag} {named}: is not a .toml file, and no such preset; {nearest(named, preset_names())}")
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"--cluster {named}: cannot be read: {error.strerror}; give a preset or a .toml file"
-        ) from error
+        raise InputError(f"{flag} {named}: cannot be read: {error.strerror}; give a preset or a .toml file") from error
     if len(content) > _MOST_BYTES:
-        raise InputError(f"--cluster {named}: has {len(content):,} bytes; a description has at most {_MOST_BYTES:,}")
+        raise InputError(f"{flag} {named}: has {len(content):,} bytes; a description has at most {_MOST_BYTES:,}")
     try:
         return parse_cluster(content.decode(), named)
     except UnicodeDecodeError as error:
-        raise InputError(f"--cluster {named}: is not a text; give a preset or a .toml file") from error
+        raise InputError(f"{flag} {named}: is not a text; give a preset or a .toml file") from error
 
 
 def parse_cluster(text: str, name: str) -> Cluster:

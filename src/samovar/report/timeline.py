@@ -85,7 +85,7 @@ def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list
 
 
 def read_events(path: Path) -> Sequence[Event]:
-    """The events of a merged timeline, and none without one. Raises InputError if the file is broken."""
+    """The spans of a merged timeline, and none without one. Raises InputError if the file is broken."""
     try:
         return _events_of(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
@@ -98,7 +98,18 @@ def read_events(path: Path) -> Sequence[Event]:
 def _events_of(path: Path, _changed_ns: int) -> Sequence[Event]:
     with gzip.open(path) as file:
         events: Sequence[Event] = json.load(file)["traceEvents"]
-    return events
+    spans = [event for event in events if event["ph"] == "X" and event["cat"] in STREAMS]
+    for span in spans:
+        _require_drawable(span)
+    return spans
+
+
+def _require_drawable(span: Event) -> None:
+    """Raises ValueError unless it is a span as `merge` writes them."""
+    name, is_step = span["name"], span["cat"] == "step"
+    is_named = isinstance(name, str) and (not is_step or name.removeprefix("step ").isdecimal())
+    if not (is_named and type(span["pid"]) is int and all(type(span[one]) in (int, float) for one in ("ts", "dur"))):
+        raise ValueError(f"it has the span {span}")
 
 
 def _write(text: TextIOWrapper, parts: Sequence[Path], headers: list[PartHeader], about: dict[str, object]) -> None:

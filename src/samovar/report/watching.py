@@ -3,11 +3,12 @@
 import contextlib
 import math
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 
 import rich.console
 import rich.live
@@ -134,7 +135,7 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
             return page(Comparison.of([run.look()], None), is_live=True)
 
     try:
-        server = ThreadingHTTPServer((address, port), _handler(shown, says_loopback(address)))
+        server = _PageServer((address, port), _handler(shown, says_loopback(address)))
     except OSError as error:
         raise InputError(f"--listen {address}:{port}: {error.strerror}; give a free port of this host") from error
     server.daemon_threads = False
@@ -146,6 +147,14 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class _PageServer(ThreadingHTTPServer):
+    """Browsers may leave at any time, which is nothing to tell."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestHandler]:

@@ -59,6 +59,7 @@ class AsyncEasgd(ElasticSteps):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._overlaps = overlaps = place.chosen.overlap == "period"
+        self._rate_sent = self._rate
         # x as it was sent, and as it comes back.
         self._sent, self._pulled = (np.empty_like(self._weights if overlaps else self._weights[:0]) for _ in range(2))
 
@@ -66,7 +67,7 @@ class AsyncEasgd(ElasticSteps):
         """Wait for the exchange under way, and take its d off these weights."""
         if self._has_come():
             self._sent -= self._pulled
-            if more := further(self._worker_rate, self._rate):
+            if more := further(self._worker_rate, self._rate_sent):
                 self._sent *= 1 + more
             self._weights -= self._sent
 
@@ -85,7 +86,8 @@ class AsyncEasgd(ElasticSteps):
             return
         self.drain()
         self._sent[:] = self._pulled[:] = self._weights
-        self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate)
+        self._rate_sent = self._rate  # workers may come before d does
+        self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate_sent)
 
 
 @strategy(

@@ -233,10 +233,15 @@ class ElasticSteps(CenterSteps):
 
     @classmethod
     def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
-        """One exchange multiplies the distance between x and c by 1 - 2 alpha."""
-        rate = chosen.moving_rate
-        if rate is None or rate <= 0.5:
+        """One exchange multiplies the distance between x and c by 1 - alpha - max(alpha, beta), beta the worker's."""
+        rate, worker_rate = chosen.moving_rate or 0.0, chosen.worker_rate or 0.0
+        if rate + max(rate, worker_rate) <= 1.0:
             return ()
+        if rate <= 0.5:
+            return (
+                f"--worker-rate {worker_rate:g} with moving rate {rate:.4g} takes a worker and the center past each "
+                f"other at every exchange; up to {1.0 - rate:.4g} it does not",
+            )
         consequence = "takes a worker and the center past each other at every exchange; up to 0.5 it does not"
         return pulls_too_far(rate, world_size, cls.default_rate(chosen, world_size), consequence)
 

@@ -16,7 +16,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
-from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.local_sgd import LocalSteps, residual_notes, residuals_fit, take_array
 from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS_DIFFERENCES, SYNC_PERIOD
 from samovar.strategies.traits import NONE, SYNC_PERIOD_STEPS, Chosen, Setting
@@ -238,7 +238,7 @@ class StreamingDiLoCo(DiLoCo):
         self._codec = chosen.codec if place.num_workers > 1 else None
         self._asks_for_codec = chosen.codec is not None
         self._num_fragments, self._delay = int(chosen["fragments"]), int(chosen["delay_steps"])
-        self._mixing = float(chosen["mixing"])
+        self._mixing, self._tell = float(chosen["mixing"]), place.callback.tell
         super().__init__(place)
         self._outer_sgd = OuterStep(self._world_size, *self._outer)
         self._fragments = [self._fragment(number, *opened) for number, opened in enumerate(self._runners)]
@@ -313,12 +313,12 @@ class StreamingDiLoCo(DiLoCo):
             "phases": np.array([fragment.phase for fragment in self._fragments], np.int64),
         }
         if self._codec is not None:
-            kept["codec"] = self._codec
+            kept |= residual_notes(self._codec)
             kept |= {f"residual/{n}": fragment.residual.copy() for n, fragment in enumerate(self._fragments)}
         return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residuals of another codec or cut are left out.
+        """The residuals of another codec, cut or order are left out.
 
         Raises InputError if an exchange of other settings was under way.
         """
@@ -328,12 +328,12 @@ class StreamingDiLoCo(DiLoCo):
             _require_nothing_awaited(state)
         self._take_center(state)
         other = Phase.OWN if state else Phase.COMMON
+        is_same = fits and residuals_fit(state, self._codec, self._tell)
         phases = np.asarray(state["phases"]).tolist() if fits else [other] * self._num_fragments
         for number, (fragment, phase) in enumerate(zip(self._fragments, phases, strict=True)):
             fragment.phase = Phase(phase)
             left_out = np.asarray(state.get(f"residual/{number}", ()))
-            is_same = fits and state.get("codec") == self._codec and left_out.shape == fragment.residual.shape
-            fragment.residual[:] = left_out if is_same else 0.0
+            fragment.residual[:] = left_out if is_same and left_out.shape == fragment.residual.shape else 0.0
         self._ahead = None
 
     def _schedule(self) -> Array:

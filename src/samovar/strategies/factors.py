@@ -6,6 +6,7 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from samovar.collectives.encoded import EncodedRunner, Floats
 from samovar.collectives.engine import AllGather, Collectives, differing_ranks
@@ -277,16 +278,21 @@ class Factoring:
         return {f"factors/{index}": factored.capacity for index, factored in self.sums.items() if self._is_decided}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """All ranks load the same. A state of other matrices, or none, decides again after the next step."""
+        """All ranks load the same together. The next step decides again if the state is of other matrices, or none.
+
+        It does so, too, if ranks make products in different ways now, because the run continues on other hosts.
+        """
         found = {index: state.get(f"factors/{index}") for index in self.sums}
-        self._is_decided = bool(found) and all(capacity is not None for capacity in found.values())
+        is_known = bool(found) and all(capacity is not None for capacity in found.values())
+        self._is_decided = is_known and not differing_ranks(self._shown(self._arithmetic.words))
         for index, factored in self.sums.items():
             factored.open(int(found[index]) if self._is_decided else 0)  # type: ignore[arg-type]
             factored.is_settled = self._is_decided
 
     def _decide(self) -> None:
         self._is_decided = True
-        rows = np.array(self._shown())
+        own_rows = [float(factored.rows) for factored in self.sums.values()]
+        rows = self._shown([*self._arithmetic.words, *own_rows])
         differing = differing_ranks(rows[:, : len(self._arithmetic.words)])
         counts = rows[:, len(self._arithmetic.words) :].astype(int)
         for factored, of_ranks in zip(self.sums.values(), counts.T, strict=True):
@@ -295,11 +301,9 @@ class Factoring:
             factored.open(most if fits and self._is_less(factored.shape, most) else 0)
         self._say(differing)
 
-    def _shown(self) -> Sequence[Sequence[float]]:
-        own = [*self._arithmetic.words, *(float(factored.rows) for factored in self.sums.values())]
-        records = self._collectives.records(len(own))
-        shown: Sequence[Sequence[float]] = records.gather(own, self._deadline()).tolist()
-        return shown
+    def _shown(self, own: Sequence[float]) -> npt.NDArray[np.float64]:
+        """These numbers of each rank."""
+        return self._collectives.records(len(own)).gather(own, self._deadline())
 
     def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:
         """By the time on the links, and of the product of all ranks' rows in place of its own."""

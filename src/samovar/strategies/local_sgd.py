@@ -1,6 +1,6 @@
 """Local SGD: workers train on their own and take the mean of their weights now and then."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import SYNC_PERIOD
 from samovar.strategies.traits import SYNC_PERIOD_STEPS
 from samovar.transports.base import Array, Region
+
+_ORDER, _OF_BUFFER = "residual_order", "buffer"  # before, it was that of a plan's messages
 
 
 class LocalSteps(Strategy):
@@ -75,6 +77,24 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
         found = "missing" if value is None else f"of shape {np.shape(value)}"
         raise InputError(f"state of the strategy: {name!r} is {found}, not {place.shape}; is it of another net?")
     place[:] = value
+
+
+def residual_notes(codec: str) -> State:
+    """Notes about a state's residuals: the codec, and the order that they have after version 0.1.0."""
+    return {"codec": codec, _ORDER: _OF_BUFFER}
+
+
+def residuals_fit(state: Mapping[str, StateValue], codec: str | None, tell: Callable[[str], None]) -> bool:
+    """Whether the residuals in the state are of this codec and in today's order. Tells if only the order is another."""
+    if state.get("codec") != codec:
+        return False
+    is_today = codec is None or state.get(_ORDER) == _OF_BUFFER
+    if not is_today:
+        tell(
+            f"the snapshot is of an older Samovar, which kept what {codec} left out in another order: that part is "
+            "lost, and all else continues"
+        )
+    return is_today
 
 
 def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) -> None:

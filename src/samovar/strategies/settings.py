@@ -108,6 +108,14 @@ def further(worker_rate: float | None, rate: float) -> np.float32:
     return np.float32(max((worker_rate or 0.0) / rate - 1.0, 0.0))
 
 
+def diverging_rate(worker_rate: float | None, num_workers: int) -> float:
+    """The moving rate alpha from which on a center and workers that all exchange at once move apart.
+
+    The distance between it and their mean is multiplied by 1 - max(alpha, beta) - alpha P, beta the worker's rate.
+    """
+    return min(2.0 / (num_workers + 1), (2.0 - (worker_rate or 0.0)) / num_workers)
+
+
 def pulls_too_far(rate: float, world_size: int, default: object, consequence: str) -> tuple[str, ...]:
     """The warning of a moving rate."""
     return (f"--moving-rate {rate:g} with {world_size} workers {consequence} (default {default:.4g})",)

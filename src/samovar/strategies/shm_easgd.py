@@ -15,6 +15,7 @@ from samovar.strategies.settings import (
     READ_FIRST,
     SYNC_PERIOD,
     WORKER_RATE,
+    diverging_rate,
     further,
     pulls_too_far,
 )
@@ -74,8 +75,8 @@ class ShmEasgd(ElasticSteps):
 
     @classmethod
     def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
-        """Pushes that all read the same c multiply the distance of c to the workers' mean by 1 - alpha (P + 1)."""
-        rate, limit = chosen.moving_rate, 2 / (num_pushers(chosen, world_size) + 1)
+        """Pushes may all read the same c, as in one exchange of all at once."""
+        rate, limit = chosen.moving_rate, diverging_rate(chosen.worker_rate, num_pushers(chosen, world_size))
         if rate is None or rate < limit:
             return ()
         consequence = f"diverges where all read the center before any has pushed; under {limit:.4g} it does not"

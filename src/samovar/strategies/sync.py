@@ -16,6 +16,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Place, Reduced, Strategy, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import FactoredOrEncoded, Factoring
+from samovar.strategies.local_sgd import residual_notes, residuals_fit
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
 from samovar.strategies.recipe import Recipe
@@ -330,18 +331,18 @@ class CompressedSync(Sync):
     def state_dict(self) -> State:
         """This rank's own: every rank must save its state and load it again."""
         residuals: State = {f"residual/{index}": runner.residual.copy() for index, runner in enumerate(self._runners)}
-        kept: State = {"codec": self._codec, "gives_back": int(self._gives_back)}
+        kept: State = {**residual_notes(self._codec), "gives_back": int(self._gives_back)}
         return super().state_dict() | residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """With another codec the trial begins again, on all ranks. Residuals of another codec or cut are dropped.
+        """With another codec the trial begins again, on all ranks. It drops residuals, as of another cut or order.
 
         A rank whose messages now another one of its host sends has none of its own.
         """
         super().load_state_dict(state)
         found = [np.asarray(state.get(f"residual/{index}", ())) for index in range(len(self._runners))]
         is_same = state.get("codec") == self._codec
-        fits = is_same and all(
+        fits = residuals_fit(state, self._codec, self._trial.callback.tell) and all(
             values.shape == runner.residual.shape for values, runner in zip(found, self._runners, strict=True)
         )
         for values, runner in zip(found, self._runners, strict=True):

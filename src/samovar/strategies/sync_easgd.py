@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.local_sgd import LocalSteps, take_center
+from samovar.strategies.local_sgd import LocalSteps, residual_notes, residuals_fit, take_center
 from samovar.strategies.settings import (
     ALWAYS_COMPRESSES,
     COMPRESS_DIFFERENCES,
@@ -22,6 +22,7 @@ from samovar.strategies.settings import (
     OVERLAP,
     SYNC_PERIOD,
     WORKER_RATE,
+    diverging_rate,
     further,
     pulls_too_far,
 )
@@ -100,6 +101,7 @@ class SyncEasgd(LocalSteps):
         self._moving_rate, self._overlap, self._codec = chosen.moving_rate, chosen.overlap, chosen.codec
         self._further = further(chosen.worker_rate, chosen.moving_rate)
         self._residual: Floats = np.zeros(0, np.float32)
+        self._tell = place.callback.tell
         super().__init__(place)
         self._center = self._weights.copy()
         self._is_under_way = False
@@ -134,13 +136,13 @@ class SyncEasgd(LocalSteps):
 
     @classmethod
     def settled(cls, chosen: StrategyConfig, world_size: int) -> StrategyConfig:
-        """With P workers the distance between c and their mean is multiplied by 1 - alpha (P + 1) at an exchange."""
-        rate = chosen.moving_rate
+        rate, limit = chosen.moving_rate, diverging_rate(chosen.worker_rate, world_size)
         assert rate is not None, chosen
-        if rate * (world_size + 1) >= 2:
+        if rate >= limit:
+            further_on = f" with worker rate {chosen.worker_rate:g}" if further(chosen.worker_rate, rate) else ""
             raise InputError(
-                f"--moving-rate: got {rate:g}; give more than 0 and less than {2 / (world_size + 1):.4g}, from which "
-                f"on {world_size} workers and their center move apart (default {_rate(chosen, world_size):.4g})"
+                f"--moving-rate: got {rate:g}{further_on}; give more than 0 and less than {limit:.4g}, from which on "
+                f"{world_size} workers and their center move apart (default {_rate(chosen, world_size):.4g})"
             )
         return chosen
 
@@ -218,15 +220,15 @@ class SyncEasgd(LocalSteps):
         self.drain()
         kept: State = {"center": np.array(self._center)}
         if self.is_compressed and self._codec is not None:
-            kept |= {"codec": self._codec, "residual": self._residual.copy()}
+            kept |= {**residual_notes(self._codec), "residual": self._residual.copy()}
         return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residual of another codec is left out."""
+        """The residual of another codec or order is left out."""
         self.drain()
         take_center(state, self._center, self._weights)
         left_out = np.asarray(state.get("residual", ()))
-        fits = state.get("codec") == self._codec and left_out.shape == self._residual.shape
+        fits = residuals_fit(state, self._codec, self._tell) and left_out.shape == self._residual.shape
         self._residual[:] = left_out if fits else 0.0
 
 

@@ -47,7 +47,7 @@ class Trial:
         self._records = None if is_always else collectives.records(2)
         self._what = what
         self._deadline = deadline
-        self._witness = callback
+        self.callback = callback
         self._helps = True if is_always else None
         self._step = 0
         self._seconds = np.full(NUM_TRIAL_STEPS, math.nan)
@@ -62,7 +62,7 @@ class Trial:
         """A step has ended. True if it was the last of the trial, and the others continue without compression."""
         if self._helps is not None:
             return False
-        now_s = self._witness.clock()
+        now_s = self.callback.clock()
         if self._last_end_s is not None and self._step >= NUM_UNTIMED_STEPS:
             self._seconds[self._step] = now_s - self._last_end_s
         self._step, self._last_end_s = self._step + 1, now_s
@@ -92,7 +92,7 @@ class Trial:
         compressed_s, plain_s = self._records.gather(own, self._deadline()).max(axis=0).tolist()
         helps = bool(compressed_s < plain_s)
         took = f"a step takes {_written(compressed_s)} with it and {_written(plain_s)} without"
-        self._witness.tell(
+        self.callback.tell(
             f"{self._what} stays on: {took}"
             if helps
             else f"{self._what} is switched off, since it does not help here: {took} (to keep it: --compress-always)"

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from random import Random
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from samovar.box.board import Member
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.box.window_center import WindowCenter
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
+from samovar.transports.tcp import TcpTransport
+from tests.conformance.tcp_threads import on_tcp
 from tests.threads import on_threads
 
 SIZE, CHUNK = 1000, 64
@@ -143,8 +146,34 @@ def test_a_member_that_stays_is_waited_for_until_the_deadline() -> None:
             1, np.ones(CHUNK, np.float32), 0.5, transport.deadline(10.0 + 1e6 * (transport.group.rank == 0))
         )
 
-    with pytest.raises(DeadlineExceeded, match=r"rank 1: nobody notified slots 1 to 1 of window 'center'"):
+    sentence = "rank 1: waits for chunk 0 of the center, which rank 0 has before it: rank 0 did not notify slot 1"
+    with pytest.raises(DeadlineExceeded, match=sentence):
         simulate(program, 2, SimConfig())
+
+
+def test_a_member_that_ends_with_a_chunk_is_named_at_once() -> None:
+    """Rank 0 has the center. Rank 1 has its chunk when others see it end, and rank 2 waits for that."""
+    locked, tried = Event(), Event()
+
+    def program(transport: TcpTransport) -> str:
+        rank = transport.group.rank
+        center = WindowCenter(transport, CHUNK, chunk_elements=CHUNK)
+        if rank == 1:
+            center._lock(0, 0, soon())
+            locked.set()
+        if rank == 2:
+            transport.lost_elsewhere = lambda peer: "it was killed" if peer == 1 else None
+            assert locked.wait(30.0)
+            with pytest.raises(RankFailed) as failed:
+                center.read(np.empty(CHUNK, np.float32), Deadline.after(1e6))
+            tried.set()
+            return str(failed.value)
+        assert tried.wait(30.0)
+        return ""
+
+    assert on_tcp(3, program)[2].startswith(
+        "rank 2: waits for chunk 0 of the center, which rank 1 has before it: rank 1 "
+    )
 
 
 def test_momentum_needs_a_velocity() -> None:

@@ -138,6 +138,6 @@ def test_cores_to_spare_go_to_workers_that_overlap(monkeypatch: pytest.MonkeyPat
 def test_numbers_and_auto() -> None:
     assert [count_of("--workers", text) for text in (None, "auto", "3", "0", 5)] == [None, None, 3, 0, 5]
     text: Any
-    for text in ("", "-1", "two", "1.5", "²", "Auto", True, 1.0):
+    for text in ("", "-1", "two", "1.5", "²", "Auto", True, 1.0, 5000 * "9"):
         with pytest.raises(InputError, match="--workers: got"):
             count_of("--workers", text)

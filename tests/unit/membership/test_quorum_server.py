@@ -5,21 +5,25 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.membership import state_courier
 from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_door import address_of
 from samovar.membership.quorum_messages import Decision, Hello, Last
 from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.quorum_server import Meeting, QuorumServer
+from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key, make_key, read_key
+from samovar.transports.tcp_listen import listen
 from samovar.transports.unix_sockets import connect, receive, send
 
 STATE = b"weights"
@@ -126,6 +130,45 @@ def test_workers_of_other_hosts_come_by_relays_which_bring_their_state(
                 third.vote(False)
             second.close()
             third.close()
+
+
+def test_a_worker_that_comes_to_a_host_whose_quorum_is_lost_hears_it_at_once(
+    job: str, pool: ThreadPoolExecutor, key: Key
+) -> None:
+    with ExitStack() as first_host:
+        server = first_host.enter_context(QuorumServer(job, QuorumSize(1), Meeting("127.0.0.1", 0, key, "near")))
+        with relay_to(server, job, key, "two") as relay:
+            earlier = seat(job, 0, joins=True, door="two", address=relay.address)
+            waits = pool.submit(earlier.enter)
+            first_host.close()
+            for one, entered in ((earlier, waits), (later := seat(job, 1, joins=True, door="two"), None)):
+                with pytest.raises(RankFailed, match=r"the host that began it is lost: .* continue without this host"):
+                    (entered or pool.submit(one.enter)).result()
+                one.close()
+            later.close()
+
+
+def test_a_state_for_which_there_is_no_room_is_one_that_cannot_be_had(
+    key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be written to is in the place of a full memory."""
+    monkeypatch.setattr(state_courier, "create_empty", lambda: os.open(os.devnull, os.O_RDONLY))
+    brought: SimpleQueue[int] = SimpleQueue()
+    with memory_of(STATE) as descriptor:
+        courier = Courier(listen("127.0.0.1"), key, lambda link, _message: link.close())
+        place = StatePlace.new({}, courier.address)
+        courier.offer(place.token, descriptor)
+        courier.bring(place, brought.put)
+        assert brought.get(timeout=30.0) == -1
+        courier.close()
+
+
+@contextmanager
+def memory_of(content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create("state")
+    os.write(descriptor, content)
+    yield descriptor
+    os.close(descriptor)
 
 
 def test_a_seat_whose_launcher_ends_says_so(job: str, pool: ThreadPoolExecutor) -> None:

@@ -1,10 +1,14 @@
 """The page of runs: what it says, and that its colours can be told from their ground and from each other."""
 
+import gzip
+import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +138,22 @@ def test_a_timeline_that_is_broken(tmp_path: Path) -> None:
     files.trace.write_bytes(files.trace.read_bytes()[:50])
     with pytest.raises(InputError, match=r"is not a timeline: .*; remove it, or record it again with --trace"):
         page_of(files.path)
+
+
+@pytest.mark.parametrize("changed", [{"name": "step <b>"}, {"dur": "long"}, {"pid": "<script>"}, {"ts": None}])
+def test_a_timeline_of_another_program(tmp_path: Path, changed: dict[str, Any]) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    step = {"ph": "X", "cat": "step", "name": "step 3", "pid": 0, "tid": 1, "ts": 0.0, "dur": 1.0}
+    others = [{"ph": "X", "cat": "<script>", "name": "x", "pid": "<script>", "ts": 0.0, "dur": 1.0}]
+    for spans, is_good in (([step, *others], True), ([step | changed], False)):
+        with gzip.open(files.trace, "wt") as file:
+            json.dump({"traceEvents": spans}, file)
+        os.utime(files.trace, ns=(1, 1 + is_good))
+        if is_good:
+            assert "<script>" not in page_of(files.path)
+        else:
+            with pytest.raises(InputError, match="is not a timeline: it has the span"):
+                page_of(files.path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"net": "n", "cluster": "c", "predictions": []}'])

@@ -1,6 +1,8 @@
 """A run while it trains: its lines for the terminal, and its page on this host."""
 
 import io
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -80,6 +82,29 @@ def test_the_page_is_served_and_follows_the_run(tmp_path: Path) -> None:
         RunFolder(tmp_path).metrics.write_text("no line\n")
         code, text = answer(url)
         assert (code, "is not JSON" in text) == (500, True)
+
+
+def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_lines(tmp_path, 1, 200)
+    begun, left = threading.Event(), threading.Event()
+
+    class SlowlyRead(History):
+        def look(self) -> History:
+            begun.set()
+            assert left.wait(30.0)
+            return super().look()
+
+    with served(SlowlyRead(tmp_path), LOOPBACK, 0) as url:
+        browser = socket.create_connection((LOOPBACK, int(url.rpartition(":")[2].rstrip("/"))))
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it ends with a reset
+        browser.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert begun.wait(30.0)
+        browser.close()
+        left.set()
+        assert answer(url)[0] == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

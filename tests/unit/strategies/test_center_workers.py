@@ -178,6 +178,19 @@ def test_a_default_rate_follows_the_number_of_workers_and_a_given_one_stays() ->
     assert run(rates, StrategyConfig("async-sgd")) == [[0.0, 0.0]] * 2
 
 
+def test_workers_that_come_while_an_exchange_is_under_way_do_not_change_how_far_the_worker_goes() -> None:
+    """x = 16 is sent with alpha 0.5, and beta is 0.75: x goes to 4, also if alpha is 0.0625 by the time d comes."""
+
+    def program(worker: Worker) -> tuple[float, float]:
+        worker.step(gain=16.0)
+        worker.strategy.resize(16)
+        worker.strategy.drain()
+        return float(worker.weights[0]), worker.c
+
+    config = StrategyConfig("async-easgd", sync_period_steps=1, worker_rate=0.75, overlap="period")
+    assert run(program, config, 1) == [(4.0, 8.0)]
+
+
 def test_a_worker_of_a_larger_run_takes_the_rate_of_all() -> None:
     def rate(transport: SimTransport) -> float:
         return Worker(StrategyConfig("shm-easgd"), transport, num_workers=10).strategy.moving_rate

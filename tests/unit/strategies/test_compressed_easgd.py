@@ -96,6 +96,18 @@ def test_a_state_of_another_codec_gives_its_center_alone(codec: str) -> None:
     assert same(*runs)
 
 
+@codecs
+def test_a_residual_in_the_order_of_version_0_1_0_is_left_out(codec: str) -> None:
+    stopped = on_shm(job(codec, 4), 2)
+    old = [
+        replace(left, state={key: value for key, value in left.state.items() if key != "residual_order"})
+        for left in stopped
+    ]
+    without = [replace(left, state={"center": left.state["center"]}) for left in stopped]
+    runs = [on_shm(resume(job(codec, 4), left, NUM_STEPS), 2) for left in (old, without)]
+    assert same(*runs)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

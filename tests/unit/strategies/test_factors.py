@@ -1,8 +1,22 @@
-"""When factors take less of a host's time than a gradient, by nominal figures."""
+"""When factors take less of a host's time than a gradient, by nominal figures; and what a resumed run keeps of that."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 
-from samovar.strategies.factors import Links
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.clock import Deadline
+from samovar.core.layout import Layout, ParameterSpec
+from samovar.core.stateful import State
+from samovar.frontends.torch.factors import scaled_product
+from samovar.strategies.factors import Arithmetic, Factoring, Links
+from samovar.strategies.traits import AUTO
+from samovar.transports.base import Region, Transport
+from tests.threads import on_threads
+
+LAYOUT = Layout.pack([ParameterSpec("matrix", (32, 48))])
+ROWS = 2
 
 
 @pytest.mark.parametrize(
@@ -14,3 +28,40 @@ def test_what_factors_save_between_two_hosts(rows: int, saved_bytes: int) -> Non
     saved_s = Links(2, 1).saved_s((1536, 384), rows)
     assert saved_s == pytest.approx(1.8e-9 * saved_bytes)
     assert (saved_s > 0) == (rows <= 307)
+
+
+def resumed(ways: tuple[float, float], state: State, transport: Transport) -> tuple[State, list[str], list[bytes]]:
+    """Two steps of a rank that makes products in its own way: the state then, what was told, and the sums."""
+    rank, told = transport.group.rank, []
+    size = LAYOUT.num_elements
+    gradients = Region.of(transport.open_window("gradients", 4 * size, 0), 0, size, np.float32)
+    collectives, links = PlannedCollectives(transport, lambda _num_bytes: "tree"), Links(2, 1)
+    arithmetic, deadline = Arithmetic((ways[rank],), 1), partial(Deadline.after, 30.0)
+    factoring = Factoring(collectives, AUTO, links, arithmetic, deadline, told.append)
+    factored = factoring.add(LAYOUT.buckets()[0], gradients, scaled_product, 1.0)
+    factoring.load_state_dict(state)
+    sums = []
+    for step in range(2):
+        left, right = (np.random.default_rng([rank, step, n]).random((ROWS, n), np.float32) for n in (32, 48))
+        if factored.expect(ROWS):
+            for place, factor in zip(factored.places(0, ROWS), (left, right), strict=True):
+                place[:] = factor
+        else:
+            factored.gradient[:] = left.T @ right
+        factored.run(deadline())
+        factoring.stepped()
+        sums.append(factored.gradient.tobytes())
+    return factoring.state_dict(), told, sums
+
+
+@pytest.mark.parametrize(("second_way", "capacity"), [(1.0, ROWS), (2.0, 0)])
+def test_a_resumed_run_sends_factors_only_if_its_ranks_still_make_products_in_one_way(
+    second_way: float, capacity: int
+) -> None:
+    """It may continue on other hosts. Products of other processors differ by roundings, and so would the weights."""
+    saved: State = {"factors/0": ROWS}
+    found = on_threads(2, partial(resumed, (1.0, second_way), saved))
+    for state, told, sums in found:
+        assert state == {"factors/0": capacity}
+        assert sums == found[0][2]
+        assert [sentence.partition(":")[0] for sentence in told] == (["gradients travel whole"] if not capacity else [])

@@ -145,6 +145,27 @@ def test_a_moving_rate_that_diverges_is_refused_and_one_that_swings_is_warned_of
     assert "up to 0.25 it does not" in sentence
 
 
+@pytest.mark.parametrize(("worker_rate", "limit"), [(None, 2 / 9), (0.1, 2 / 9), (0.5, 1.5 / 8), (0.9, 1.1 / 8)])
+def test_a_worker_that_goes_further_leaves_less_room_for_the_moving_rate(
+    worker_rate: float | None, limit: float
+) -> None:
+    """Of 8 workers in step: their mean and the center move apart from the limit on, and do not below it."""
+
+    def config(rate: float) -> StrategyConfig:
+        return StrategyConfig("sync-easgd", moving_rate=rate, worker_rate=worker_rate)
+
+    for rate, grows in ((0.99 * limit, False), (1.01 * limit, True)):
+        own, distance = max(rate, worker_rate or 0.0), 1.0
+        for _ in range(1000):
+            distance -= own * distance + rate * 8 * distance
+        assert (abs(distance) > 1.0) == grows
+    resolved(config(0.99 * limit), 8)
+    with pytest.raises(InputError, match=f"less than {limit:.4g}, from which on 8 workers and their center move apart"):
+        resolved(config(1.01 * limit), 8)
+    pushed = StrategyConfig("shm-easgd", moving_rate=1.01 * limit, worker_rate=worker_rate)
+    assert f"under {limit:.4g} it does not" in warnings(resolved(pushed, 8), 8)[0]
+
+
 @pytest.mark.parametrize(
     ("world_size", "alone", "pushed", "group_size"),
     [(1, 0.5, 0.5, 1), (2, 0.45, 0.25, 1), (6, 0.15, 0.5 / 6, 3), (8, 0.1125, 0.0625, 4), (16, 0.05625, 0.03125, 4)],
@@ -169,6 +190,11 @@ def test_what_is_refused_and_warned_of_at_a_center() -> None:
         resolved(StrategyConfig("hybrid-easgd", group_size=3), 8)
     (sentence,) = warnings(resolved(StrategyConfig("async-easgd", moving_rate=0.6), 2), 2)
     assert sentence.startswith("--moving-rate 0.6 with 2 workers takes a worker and the center past each other")
+    further = StrategyConfig("async-easgd", worker_rate=0.9)
+    assert warnings(resolved(further, 16), 16) == ()
+    (sentence,) = warnings(resolved(further, 2), 2)
+    assert sentence.startswith("--worker-rate 0.9 with moving rate 0.45 takes a worker and the center past each other")
+    assert sentence.endswith("up to 0.55 it does not")
     papers = StrategyConfig("shm-easgd", moving_rate=0.2)
     assert warnings(resolved(papers, 8), 8) == ()
     (sentence,) = warnings(resolved(papers, 16), 16)

@@ -90,9 +90,10 @@ def test_a_net_may_have_less_lines_than_fragments() -> None:
         assert same(on_shm(job(codec, 23, **many), 3), on_sim(job(codec, 23, **many), 3, seed=1))
 
 
-def test_a_state_of_another_codec_gives_its_center_alone() -> None:
+@pytest.mark.parametrize("changed", [{"codec": "bf16"}, {"residual_order": "that of version 0.1.0"}])
+def test_a_state_of_another_codec_or_order_gives_its_center_alone(changed: dict[str, str]) -> None:
     stopped = on_shm(job("int8", 4), 2)
-    other = [replace(left, state=left.state | {"codec": "bf16"}) for left in stopped]
+    other = [replace(left, state=left.state | changed) for left in stopped]
     residuals = [name for name in stopped[0].state if name.startswith("residual/")]
     assert len(residuals) == 3
     without = [replace(left, state=left.state | {name: np.zeros(0) for name in residuals}) for left in stopped]
