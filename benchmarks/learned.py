@@ -57,7 +57,7 @@ def compared(found: Found, alone: str, is_loss: bool = False) -> str:
     for title, runs in found.items():
         ends = [end(runs[seed]) for seed in sorted(runs)]
         spread = f" ± {stdev(ends):.3f}" if len(ends) > 1 else ""
-        differences = [_difference(runs, found[alone], measure, is_loss) for measure in (end, last)]
+        differences = [_difference(runs, found.get(alone, {}), measure, is_loss) for measure in (end, last)]
         shown = ["" if title == alone else f"{difference:+.1f}" for difference in differences]
         each = ", ".join(f"{one:.3f}" for one in ends)
         of_last = f"{fmean(map(last, runs.values())):.3f}"

@@ -4,21 +4,21 @@ Each run gets the same number of samples: one worker, and two or four by each st
 the net's whole batch, so four make a quarter of the steps. Batch 5 of the training set is held out, and is tested eight
 times on the way. No result depends on time, except that asynchronous workers mix as the machine runs them.
 
-Each run leaves a file in benchmarks/out/NAME/ and is not repeated while that exists, so this can be interrupted and
-continued. Seeds take turns: every strategy is run once before any comes again. `--finished` starts no run, and makes
-the tables from those that are finished. `--short` runs on scikit-learn's digits instead.
+Each run leaves a line in benchmarks/results/NAME.jsonl, which git keeps. It is not repeated, so this can be interrupted
+and continued, also on another machine. Seeds take turns: every strategy is run once before any comes again.
+`--finished` starts no run, needs no data, and makes the tables from those that are finished. `--short` runs on
+scikit-learn's digits instead.
 """
 
-import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from figures import Figure
+from finished import RESULTS, Finished, settings_of
 from learned import Found, Test, against, compared, into_page, keep_curves, on_the_way
 from ranks import FOLDER, ZOO
 from trained import trained
@@ -89,6 +89,10 @@ class Cell:
         return (*shared, "--strategy", self.strategy, "--recipe", self.recipe)
 
     @property
+    def settings(self) -> dict[str, object]:
+        return {} if self.strategy == ALONE else settings_of(self.strategy, self.num_workers, self.recipe == "auto")
+
+    @property
     def title(self) -> str:
         """Without the number of workers if it is the usual one."""
         workers = "" if self.num_workers == WORKERS else f", {self.num_workers} workers"
@@ -100,49 +104,31 @@ class Cell:
         return num_samples // (batch * workers_with_a_batch)
 
 
-def kept(
-    folder: Path, title: str, seed: int, make: Callable[[], dict[str, Any]], finished: bool = False
-) -> dict[str, Any] | None:
-    """The record of a finished run in `folder`; else that of `make`, which is kept there, or None with `finished`."""
-    found = folder / f"{title.replace(', ', '-').replace(' ', '-')}-{seed}.json"
-    if not found.exists():
-        if finished:
-            return None
-        record = make()
-        partial_file = found.with_suffix(".partial")
-        partial_file.write_text(json.dumps(record, indent=2) + "\n")
-        partial_file.rename(found)
-    return dict(json.loads(found.read_text()))
-
-
 @dataclass(frozen=True)
 class Task:
-    """A solver and its net in `folder`, where the files of finished runs are, too."""
+    """A solver and its net in `folder`, and the runs that are finished."""
 
     folder: Path
     solver: str
     batch: int
     num_samples: int
+    finished: Finished
     drops: bool = False
-    finished: bool = False
 
     def tests(self, cell: Cell) -> list[Test] | None:
         """Of a finished run, or of one now."""
-        record = kept(self.folder, cell.title, cell.seed, lambda: self._run(cell), self.finished)
-        tests = record["result"]["tests"] if record else []
-        part = self.num_samples / len(tests) if tests else 0.0  # rank 0 says when, and others may be ahead
-        return [
-            Test(part * (n + 1), test["accuracy"], test.get("seconds", 0.0)) for n, test in enumerate(tests)
-        ] or None
+        return self.finished.tests(cell.title, cell.seed, cell.settings, lambda: self._run(cell))
 
-    def _run(self, cell: Cell) -> dict[str, Any]:
+    def _run(self, cell: Cell) -> list[Test]:
         began, num_steps = datetime.now(UTC), cell.num_steps(self.num_samples, self.batch)
         solver = self._tested_often(num_steps)
         result = trained(self.folder, "--solver", solver, "--iterations", num_steps, *cell.flags)
         if result["samples"] < num_steps * self.batch:
             raise SystemExit(f"{cell}: {result['samples']} samples")
         print(f"{began:%F %T} {cell.title}, seed {cell.seed}: {result['test_accuracy']:.4f}", flush=True)
-        return {"began": began.isoformat(timespec="seconds"), "flags": cell.flags, "result": result}
+        tests = result["tests"]
+        part = self.num_samples / len(tests)  # rank 0 says when, and others may be ahead
+        return [Test(part * (n + 1), test["accuracy"], test["seconds"]) for n, test in enumerate(tests)]
 
     def _tested_often(self, num_steps: int) -> Path:
         """The published solver, with tests at even distances and without snapshots."""
@@ -164,26 +150,33 @@ def run(source: Path | None, short: bool = False, finished: bool = False, *, nam
         with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
             write_digits(Path(folder) / "data")
             copy_prototxts(LENET, Path(folder))
-            task = Task(Path(folder), "digits_solver.prototxt", 64, SHORT_SAMPLES, study.drops)
+            kept = Finished(Path(folder) / "finished.jsonl")
+            task = Task(Path(folder), "digits_solver.prototxt", 64, SHORT_SAMPLES, kept, study.drops)
             found = measured(task, SEEDS[:1], Study("", SHORT_SAMPLES, ("sync", "sync-easgd")))
             print(compared(found, ALONE))
             return figures(found)
-    own = prepared(source, name, net=study.net)
-    found = measured(Task(own, "solver.prototxt", BATCH, study.num_samples, study.drops, finished), SEEDS, study)
+    own, kept = prepared(source, name, finished=finished, net=study.net)
+    found = measured(Task(own, "solver.prototxt", BATCH, study.num_samples, kept, study.drops), SEEDS, study)
     by_recipe = {title: runs for title, runs in found.items() if title == ALONE or title in BY_RECIPE}
-    into_page(name, compared(found, ALONE), on_the_way(by_recipe))
-    keep_curves(name, by_recipe)
+    if by_recipe:
+        into_page(name, compared(found, ALONE), on_the_way(by_recipe))
+        keep_curves(name, by_recipe)
     return figures(found)
 
 
-def prepared(source: Path | None, name: str, short: bool = False, net: str = "cifar10_quick") -> Path:
-    """The folder of the results, with CIFAR-10 from its files in `source` and with the published net and solver."""
+def prepared(
+    source: Path | None, name: str, short: bool = False, finished: bool = False, net: str = "cifar10_quick"
+) -> tuple[Path, Finished]:
+    """A folder with CIFAR-10 from its files in `source` and the published net and solver, and the finished runs."""
+    out = FOLDER / "out" / (f"{name}-short" if short else name)
+    kept = Finished((out if short else RESULTS) / f"{name}.jsonl", finished)
+    if finished:
+        return out, kept
     if source is None:
         raise SystemExit("give the folder of CIFAR-10's files with --cifar10")
-    out = FOLDER / "out" / (f"{name}-short" if short else name)
     write_cifar10(source.resolve(), out / "data" / "cifar10")
     copy_prototxts(ZOO / net, out)
-    return out
+    return out, kept
 
 
 def copy_prototxts(files: Path, folder: Path) -> None:
@@ -215,5 +208,5 @@ def figures(found: Found) -> list[Figure]:
     return [
         against(found, title, ALONE, BY_RECIPE.get(title.partition(", 2")[0]))
         for title in found
-        if title != ALONE and found[title].keys() & found[ALONE].keys()
+        if title != ALONE and found[title].keys() & found.get(ALONE, {}).keys()
     ]

@@ -7,8 +7,8 @@ all. The same seed gives the same bits.
 
 `learning-simulated` compares 8 and 16 workers with one (`make bench-learning`), each with 400,000 samples.
 `learning-slow` has four workers, of which one is slow, and compares the virtual seconds to an accuracy with those of
-`sync`. Each run leaves a file in benchmarks/out/NAME/, and is not repeated while that exists. Workers in step learn the
-same at every pace, so they are run at one.
+`sync`. Each run leaves a line in benchmarks/results/NAME.jsonl, and is not repeated. Workers in step learn the same at
+every pace, so they are run at one.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any
 
 import torch
 from figures import Figure
-from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves, last
-from learning import BATCH, NUM_TESTS, SEEDS, kept, prepared
+from finished import Finished, settings_of
+from learned import Found, Runs, Test, against, as_table, compared, end, into_page, keep_curves, last
+from learning import BATCH, NUM_TESTS, SEEDS, prepared
 
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
@@ -97,7 +97,7 @@ class Progress:
     """The steps of each worker, and the tests so far, which all workers see."""
 
     steps: list[int]
-    tests: list[dict[str, float]] = field(default_factory=list)
+    tests: list[Test] = field(default_factory=list)
 
 
 class Rank:
@@ -200,27 +200,27 @@ def is_test_due(rank: Rank, progress: Progress, number: int) -> bool:
     return number == 0 and sum(progress.steps) // part > len(progress.tests)
 
 
-def told(rank: Rank, progress: Progress, now_s: float) -> dict[str, float]:
+def told(rank: Rank, progress: Progress, now_s: float) -> Test:
     samples = sum(progress.steps) * BATCH / len(progress.steps)
-    return {"samples": samples, "seconds": now_s, "accuracy": rank.accuracy()}
+    return Test(samples, rank.accuracy(), now_s)
 
 
-def simulated(cell: Simulated, folder: Path) -> dict[str, Any]:
+def simulated(cell: Simulated, folder: Path) -> list[Test]:
     """The tests of a run: accuracy, samples of all workers, and virtual seconds."""
     torch.set_num_threads(1)
     progress = Progress([0] * cell.num_workers)
-    run = simulate(partial(work, cell, folder, progress), cell.num_workers, SimConfig(cell.seed, MACHINE, check=False))
-    print(f"{cell.title}, seed {cell.seed}: {progress.tests[-1]['accuracy']:.4f}", flush=True)
-    return {"tests": progress.tests, "seconds": run.seconds}
+    simulate(partial(work, cell, folder, progress), cell.num_workers, SimConfig(cell.seed, MACHINE, check=False))
+    print(f"{cell.title}, seed {cell.seed}: {progress.tests[-1].value:.4f}", flush=True)
+    return progress.tests
 
 
-def measured(cells: Iterable[Simulated], folder: Path, finished: bool = False) -> Found:
+def measured(cells: Iterable[Simulated], folder: Path, finished: Finished) -> Found:
     """Each in its turn, or those that are finished."""
     found: dict[str, dict[int, list[Test]]] = {}
     for cell in cells:
-        record = kept(folder, cell.title, cell.seed, partial(simulated, cell, folder), finished)
-        if record is not None:
-            tests = [Test(test["samples"], test["accuracy"], test["seconds"]) for test in record["tests"]]
+        settings = {} if cell.num_workers == 1 else settings_of(cell.strategy, cell.num_workers)
+        tests = finished.tests(cell.title, cell.seed, settings, partial(simulated, cell, folder))
+        if tests is not None:
             found.setdefault(cell.title, {})[cell.seed] = tests
     return found
 
@@ -241,37 +241,44 @@ def shortened(cells: Iterable[Simulated]) -> list[Simulated]:
 
 def run_many(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
     """8 and 16 workers against one: the mean accuracy over the seeds."""
-    folder, cells = prepared(source, "learning-simulated", short), many_cells()
-    found = measured(shortened(cells) if short else cells, folder, finished)
-    if not short:
+    (folder, kept), cells = prepared(source, "learning-simulated", short, finished), many_cells()
+    found = measured(shortened(cells) if short else cells, folder, kept)
+    if found and not short:
         into_page("learning-simulated", compared(found, ONE))
-    return [against(found, title, ONE, LOWER[title.partition(",")[0]]) for title in found if title != ONE]
+    return [
+        against(found, title, ONE, LOWER[title.partition(",")[0]])
+        for title in found
+        if title != ONE and found[title].keys() & found.get(ONE, {}).keys()
+    ]
 
 
 def run_slow(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
     """Four workers, one of them slow: virtual seconds to the goal, against `sync`."""
-    folder, goal = prepared(source, "learning-slow", short), 0.0 if short else GOAL
+    (folder, kept), goal = prepared(source, "learning-slow", short, finished), 0.0 if short else GOAL
     cells = [
         Simulated(name, 4, ONE_SLOW, seed, num_tests=SLOW_TESTS)
         for seed in SEEDS
         for name in ("sync", *ASYNCHRONOUS_ONES)
     ]
-    found = measured(shortened(cells) if short else cells, folder, finished)
-    if not short:
+    found = measured(shortened(cells) if short else cells, folder, kept)
+    if found and not short:
         into_page("learning-slow", slow_table(found, goal))
         keep_curves("learning-slow", found, by_time=True)
-    theirs = fmean(seconds_to(goal, tests) for tests in found[cells[0].title].values())
+    in_step = found.get(cells[0].title, {})
     return [
-        _sooner(title, [seconds_to(goal, tests) for tests in runs.values()], theirs)
+        _sooner(title, runs, in_step, goal)
         for title, runs in found.items()
-        if title != cells[0].title
+        if runs is not in_step and runs.keys() & in_step.keys()
     ]
 
 
-def _sooner(title: str, ours: Sequence[float], theirs: float) -> Figure:
-    ratios = [theirs / our for our in ours]
+def _sooner(title: str, ours: Runs, theirs: Runs, goal: float) -> Figure:
+    """On the seeds that both have."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    our, their = ([seconds_to(goal, runs[seed]) for seed in seeds] for runs in (ours, theirs))
+    ratios = [b / a for a, b in zip(our, their, strict=True)]
     spread = min(ratios), max(ratios)
-    return Figure(f"{title} / sync", fmean(ours), theirs, "s", fmean(ratios), *spread, len(ratios), BAR)
+    return Figure(f"{title} / sync", fmean(our), fmean(their), "s", fmean(ratios), *spread, len(ratios), BAR)
 
 
 def slow_table(found: Found, goal: float) -> str:

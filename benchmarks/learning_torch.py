@@ -8,7 +8,7 @@ transformer by its loss on held-out files.
 compared with one worker, with plain torch on two threads, and with DDP. Sides take turns, seed by seed, and need a
 machine without other programs.
 
-Each run leaves a file in benchmarks/out/NAME/ and is not repeated while that exists.
+Each run leaves a line in benchmarks/results/NAME.jsonl, and is not repeated.
 """
 
 import json
@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from figures import Figure
+from finished import Finished, settings_of
 from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves
-from learning import SEEDS, kept, prepared
+from learning import SEEDS, prepared
 from ranks import FOLDER
 from trained import SAMOVAR, trained
 
@@ -71,11 +71,11 @@ class Run:
     def title(self) -> str:
         return f"{self.net.title}, {TITLES.get(self.side, self.side)}"
 
-    def tests(self, folder: Path, finished: bool = False) -> list[Test] | None:
-        record = kept(folder, self.title, self.seed, partial(self._learned, folder), finished)
-        return [Test(test["samples"], test["value"], test["seconds"]) for test in record["tests"]] if record else None
+    def tests(self, folder: Path, finished: Finished) -> list[Test] | None:
+        settings = {} if self.side in TITLES else settings_of(self.side, self.num_ranks)
+        return finished.tests(self.title, self.seed, settings, partial(self._learned, folder))
 
-    def _learned(self, folder: Path) -> dict[str, Any]:
+    def _learned(self, folder: Path) -> list[Test]:
         out = folder / "tests.json"
         job = {"net": self.net.name, "side": self.side, "batch": self.net.batch, "seed": self.seed}
         job |= {
@@ -88,25 +88,28 @@ class Run:
         program = (sys.executable,) if self.side == PLAIN else (SAMOVAR, "run", "--workers", self.num_ranks)
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
         subprocess.run([str(word) for word in (*program, *words)], cwd=folder, check=True, env=environment)
-        record: dict[str, Any] = json.loads(out.read_text())
-        print(f"{self.title}, seed {self.seed}: {record['tests'][-1]['value']:.4f}", flush=True)
+        tests = [Test(**test) for test in json.loads(out.read_text())["tests"]]
+        print(f"{self.title}, seed {self.seed}: {tests[-1].value:.4f}", flush=True)
         out.unlink()
-        return record
+        return tests
 
 
 def run_nets(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
-    folder, figures, tables = prepared(source, "learning-torch", short), [], []
+    (folder, kept), figures, tables = prepared(source, "learning-torch", short, finished), [], []
     for net in NETS:
         small = replace(net, num_samples=8 * net.batch, sides=net.sides[:3], test_images=500) if short else net
         found: dict[str, dict[int, list[Test]]] = {}
         for seed, side in ((seed, side) for seed in SEEDS[: 1 if short else None] for side in small.sides):
             one = Run(small, side, 1 if side == PLAIN else 4, seed, num_tests=2 if short else NUM_TESTS)
-            if tests := one.tests(folder, finished):
+            if tests := one.tests(folder, kept):
                 found.setdefault(TITLES.get(side, side), {})[seed] = tests
         alone = TITLES[PLAIN]
-        tables.append(f"{net.title}, {'loss' if net.is_loss else 'accuracy'}:\n\n{compared(found, alone, net.is_loss)}")
-        figures += [_figure(found, net, title) for title in found if title != alone and alone in found]
-    if not short:
+        if found:
+            kind = "loss" if net.is_loss else "accuracy"
+            tables.append(f"{net.title}, {kind}:\n\n{compared(found, alone, net.is_loss)}")
+        ours = [title for title in found if title != alone and found[title].keys() & found.get(alone, {}).keys()]
+        figures += [_figure(found, net, title) for title in ours]
+    if tables and not short:
         into_page("learning-torch", *tables)
     return figures
 
@@ -133,13 +136,11 @@ class Trained:
     num_workers: int
     strategy: str = "sync"
 
-    def tests(self, folder: Path, finished: bool = False) -> list[Test] | None:
-        record = kept(folder, self.title, self.seed, partial(self._trained, folder), finished)
-        if record is None:
-            return None
-        return [Test(test["step"] * QUICK.batch, test["accuracy"], test["seconds"]) for test in record["tests"]]
+    def tests(self, folder: Path, finished: Finished) -> list[Test] | None:
+        settings = settings_of(self.strategy, self.num_workers) if self.num_workers > 1 else {}
+        return finished.tests(self.title, self.seed, settings, partial(self._trained, folder))
 
-    def _trained(self, folder: Path) -> dict[str, Any]:
+    def _trained(self, folder: Path) -> list[Test]:
         num_steps = QUICK.num_samples // QUICK.batch
         solver = folder / "often.prototxt"
         text = (folder / "solver.prototxt").read_text().replace("test_interval: 500", "").replace("snapshot: 4000", "")
@@ -147,7 +148,8 @@ class Trained:
         solver.write_text(f"{text}\n{interval}\ntest_initialization: false\nsnapshot: 0\n")
         flags = ("--workers", self.num_workers, "--threads-per-worker", 1, "--seed", self.seed)
         sharing = ("--strategy", self.strategy, "--recipe", "auto") if self.num_workers > 1 else ()
-        return trained(folder, "--solver", solver, "--iterations", num_steps, *flags, *sharing)
+        tests = trained(folder, "--solver", solver, "--iterations", num_steps, *flags, *sharing)["tests"]
+        return [Test(test["step"] * QUICK.batch, test["accuracy"], test["seconds"]) for test in tests]
 
 
 def goal_sides() -> Iterator[Run | Trained]:
@@ -163,19 +165,24 @@ def goal_sides() -> Iterator[Run | Trained]:
 def run_time(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
     if short:
         return []
-    folder = prepared(source, "learning-time")
+    folder, kept = prepared(source, "learning-time", finished=finished)
     found: dict[str, dict[int, list[Test]]] = {}
     for side in goal_sides():
-        if tests := side.tests(folder, finished):
+        if tests := side.tests(folder, kept):
             title = (
                 f"{TITLES[side.side]}, {side.threads * side.num_ranks} cores" if isinstance(side, Run) else side.title
             )
             found.setdefault(title, {})[side.seed] = tests
-    into_page("learning-time", goal_table(found))
-    keep_curves("learning-time", found, by_time=True)
-    ours = found["sync, 2 workers"]
-    bars = {"one worker": 1.7, TITLES[PLAIN]: 1.2}
-    return [_sooner(ours, theirs, title, bars.get(title)) for title, theirs in found.items() if theirs is not ours]
+    if found:
+        into_page("learning-time", goal_table(found))
+        keep_curves("learning-time", found, by_time=True)
+    ours = found.get("sync, 2 workers", {})
+    bars = {"one worker": 1.7, f"{TITLES[PLAIN]}, 2 cores": 1.2}
+    return [
+        _sooner(ours, theirs, title, bars.get(title))
+        for title, theirs in found.items()
+        if theirs is not ours and ours.keys() & theirs.keys()
+    ]
 
 
 def _sooner(ours: dict[int, list[Test]], theirs: dict[int, list[Test]], title: str, bar: float | None) -> Figure:

@@ -84,10 +84,10 @@ class Center(Protocol):
 
 @runtime_checkable
 class CenterWithVelocity(Center, Protocol):
-    """A center whose velocity v, float32 (N,), can be saved and loaded, while there are no updates."""
+    """A center whose velocity v, float32 (N,), can be read, and while there are no updates loaded."""
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        """destination = v."""
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        """destination = v; returns the version of each chunk that was read."""
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         """v = values."""

@@ -46,8 +46,10 @@ class EmulatedCenter:
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._run(values.nbytes, 0, ADD_PASSES, lambda: self._inner.write_velocity(values, deadline))
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._run(0, destination.nbytes, READ_PASSES, lambda: self._inner.read_velocity(destination, deadline))
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return self._served(
+            0, destination.nbytes, READ_PASSES, lambda: self._inner.read_velocity(destination, deadline)
+        )
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         def change() -> Versions:

@@ -135,8 +135,8 @@ class MappedCenter:
     def write_velocity(self, values: Array, _deadline: Deadline) -> None:
         self.write_velocity_chunks(0, values)
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self.read_velocity_chunks(0, destination, deadline)
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return self.read_velocity_chunks(0, destination, deadline)
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self.accumulate_chunks(0, sequence, difference, deadline, momentum)

@@ -101,8 +101,8 @@ class RemoteCenter:
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         return self._in_background(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights)
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._run(self._operation(Kind.READ_VELOCITY), None, destination, deadline)
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return self._run(self._operation(Kind.READ_VELOCITY), None, destination, deadline)
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)

@@ -132,8 +132,8 @@ class ShardedCenter:
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         return self._begin(lambda shard, own: shard.exchange_in_background(sequence, weights[own], moving_rate))
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._on_all(lambda shard, own: shard.read_velocity(destination[own], deadline))
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return np.concatenate(self._on_all(lambda shard, own: shard.read_velocity(destination[own], deadline)))
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._on_all(lambda shard, own: shard.write_velocity(values[own], deadline))

@@ -91,10 +91,10 @@ class WindowCenter:
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         return self._in_background(sequence, self._pulling(weights, moving_rate))
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        """destination = v; for snapshots, while there are no updates."""
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        """destination = v."""
         assert self.with_velocity, "made without a velocity"
-        self._read(self._velocity_offset, destination, deadline)
+        return self._read(self._velocity_offset, destination, deadline)
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         """v = values; for the start."""

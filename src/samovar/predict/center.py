@@ -88,8 +88,15 @@ class SimulatedCenter:
         self._run(1, 0, ADD_PASSES)
 
     def read(self, destination: Array, _deadline: Deadline) -> Versions:
+        return self._read(destination, lambda: self._servers.values)
+
+    def read_velocity(self, destination: Array, _deadline: Deadline) -> Versions:
+        return self._read(destination, lambda: self._servers.velocity)
+
+    def _read(self, destination: Array, source: Callable[[], Array | None]) -> Versions:
         def copy() -> None:
-            destination[:] = 0 if self._servers.values is None else self._servers.values
+            values = source()
+            destination[:] = 0 if values is None else values
 
         return self._served(0, 1, READ_PASSES, copy)
 

@@ -1,6 +1,7 @@
 """Asynchronous SGD: workers push what their steps changed, the center adds it up, workers pull."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 
@@ -29,23 +30,36 @@ _SETTINGS = (SYNC_PERIOD.by_default(1), MAX_STALENESS, MAX_REFUSED)
 WORKERS_MOMENTUM = 0.9  # of a solver that says nothing
 
 
-def center_momentum(momentum: float, world_size: int) -> float:
+def center_momentum(momentum: float, world_size: int, looks_ahead: bool = False) -> float:
     """max(0, 1 - P (1 - mu)): with P times as many steps the center then moves as fast as one worker with mu.
 
     The total rate P eta / (1 - mu_c) is that worker's, eta / (1 - mu). Asynchrony acts like momentum by itself
-    (Mitliagkas, Zhang, Hadjis and Re, 2016).
+    (Mitliagkas, Zhang, Hadjis and Re, 2016). Workers that look ahead need no such allowance. It is mu^(1/P) for them:
+    P steps of the center forget what one step of that worker does.
     """
+    if looks_ahead:
+        return float(round(momentum ** (1.0 / world_size), 6))
     return max(0.0, round(1.0 - world_size * (1.0 - momentum), 6))
 
 
+LOOK_AHEAD = Setting(
+    "look_ahead",
+    bool,
+    "Workers step from where the center's momentum takes it until all have made a step.",
+    default=False,
+    default_words="off",
+    words=lambda is_on, _: "workers look ahead by its momentum" if is_on else "",
+    source="Kosson et al. 2020 (linear weight prediction)",
+    is_advanced=True,
+)
 CENTER_MOMENTUM = Setting(
     "center_momentum",
     float,
     "Momentum of the center.",
     least=0,
     below=1,
-    default=lambda _, world_size: center_momentum(WORKERS_MOMENTUM, world_size),
-    default_words="max(0, 1 - workers x (1 - the solver's))",
+    default=lambda chosen, world_size: center_momentum(WORKERS_MOMENTUM, world_size, bool(chosen[LOOK_AHEAD.name])),
+    default_words="max(0, 1 - workers x (1 - the solver's)), or with --look-ahead the solver's ^ (1 / workers)",
     words="momentum {value:g} at the center",
     is_advanced=True,
 )
@@ -102,6 +116,9 @@ class AsyncSgd(CenterSteps):
 
     def _take_center(self) -> None:
         self._seen = self._center.read(self._pulled, self._deadline())
+        self._step_from_pulled()
+
+    def _step_from_pulled(self) -> None:
         self._weights[:] = self._pulled
 
     def _exchange(self) -> None:
@@ -123,7 +140,8 @@ class AsyncSgd(CenterSteps):
             return False
         self._set_aside(staleness)
         self._seen = found
-        self._weights[:] = self._pulled[:] = self._copy
+        self._pulled[:] = self._copy
+        self._step_from_pulled()
         return True
 
     def _set_aside(self, staleness: int) -> None:
@@ -138,9 +156,9 @@ class AsyncSgd(CenterSteps):
 @strategy(
     "async-msgd",
     exchange="the same as `async-sgd`; the center has momentum",
-    settings=(_SETTINGS[0], CENTER_MOMENTUM, *_SETTINGS[1:]),
+    settings=(_SETTINGS[0], LOOK_AHEAD, CENTER_MOMENTUM, *_SETTINGS[1:]),
     has_velocity=True,
-    recipe=Recipe(),
+    recipe=Recipe(settings={LOOK_AHEAD.name: always(True)}),
 )
 class AsyncMsgd(AsyncSgd):
     """`AsyncSgd` whose center keeps the momentum mu, one for all workers:
@@ -148,10 +166,27 @@ class AsyncMsgd(AsyncSgd):
         v = mu v + d
         c = c + v
 
-    Cost: as `AsyncSgd`, and N floats at the center.
+    With `look_ahead` each of P workers steps from c_pulled = c + P v: about where c will be when its d comes there.
 
-    Source: You, Buluc and Demmel 2017 (Async MSGD).
+    Cost: as `AsyncSgd`, and N floats at the center; with `look_ahead` N more at each worker, which it reads too.
+
+    Source: You, Buluc and Demmel 2017 (Async MSGD); Kosson et al. 2020 for the prediction of weights by momentum.
     """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._num_workers = place.num_workers
+        self._ahead = np.empty_like(self._weights) if place.chosen.look_ahead else None
+
+    def resize(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+
+    def _step_from_pulled(self) -> None:
+        if self._ahead is not None:
+            cast(CenterWithVelocity, self._center).read_velocity(self._ahead, self._deadline())
+            self._ahead *= np.float32(self._num_workers)
+            self._pulled += self._ahead
+        super()._step_from_pulled()
 
     def state_dict(self) -> State:
         """c, and v where the center can tell it, on the first worker alone."""

@@ -45,6 +45,7 @@ class StrategyConfig:
     read_first: bool | None = None
     keep_momentum: bool | None = None
     center_momentum: float | None = None
+    look_ahead: bool | None = None
     compress: str | None = None
     always_compresses: bool = False
     factors: str | None = None

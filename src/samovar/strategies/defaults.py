@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
-from samovar.strategies.async_sgd import center_momentum
+from samovar.strategies.async_sgd import WORKERS_MOMENTUM, center_momentum
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.recipe import Change
@@ -78,8 +78,7 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         f P eta / (1 - mu_c) = eta / (1 - mu)
 
     mu_c is the momentum that the center keeps; f = 1 if mu_c is given. With `keep_momentum` each worker keeps mu, and
-    f = 1 / P. Raises InputError if the strategy needs momentum
-    and the solver has none.
+    f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
         raise InputError(f"{config.name}: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
@@ -91,18 +90,21 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     )
     if config.traits.has_velocity:
         refusal = f"{refusal}, and give center_momentum"
-        if config.center_momentum is not None or not momentum:
+        looks_ahead = bool(config.look_ahead)
+        if config.center_momentum is not None or not (momentum or looks_ahead):
             return MomentumShares(config, 0.0, refusal=refusal)
-        config = replace(config, center_momentum=center_momentum(momentum, num_workers))
+        momentum = momentum or WORKERS_MOMENTUM
+        config = replace(config, center_momentum=center_momentum(momentum, num_workers, looks_ahead))
         return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
+    share = round(1.0 / num_workers, 6)
     if not momentum:
-        return MomentumShares(config, 0.0, refusal=refusal)
+        return MomentumShares(config, 0.0, share if config.keep_momentum else 1.0, refusal=refusal)
     if config.keep_momentum:
         refusal = (
             f"{config.name}: with keep_momentum (which its recipe sets) a worker's momentum must look ahead; make the "
             "optimizer with nesterov=True, or give keep_momentum=False and momentum=0"
         )
-        return MomentumShares(config, momentum, round(1.0 / num_workers, 6), is_nesterov=True, refusal=refusal)
+        return MomentumShares(config, momentum, share, is_nesterov=True, refusal=refusal)
     notice = f"{config.name}: the solver's momentum {momentum:g} is off; choose async-msgd to have it at the center"
     return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), notices=(notice,), refusal=refusal)
 

@@ -74,6 +74,7 @@ class Settings(TypedDict, total=False):
     max_staleness_steps: int | None
     max_staleness: int | None
     max_refused_pushes: int | None
+    look_ahead: bool | None
     center_momentum: float | None
     read_first: bool | None
     group_size: int | None

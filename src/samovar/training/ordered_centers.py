@@ -31,8 +31,8 @@ class WatchedCenter:
     def write(self, values: Array, deadline: Deadline) -> None:
         self._center.write(values, deadline)
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._center.read_velocity(destination, deadline)
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return self._center.read_velocity(destination, deadline)
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._center.write_velocity(values, deadline)

@@ -31,6 +31,7 @@ from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS, RATE, Gradient, 
 CHUNK_ELEMENTS = 24  # the last chunk is smaller
 MAX_DELAY_S = 1e-3
 AT_THE_END = -1
+READS = ("read", "velocity")
 START = np.random.default_rng(99).standard_normal(NUM_ELEMENTS).astype(np.float32)
 
 
@@ -93,6 +94,9 @@ class RecordingCenter:
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self._note("read", self._center.read(destination, deadline))
 
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        return self._note("velocity", self._center.read_velocity(destination, deadline))
+
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self._note("update", self._center.accumulate(sequence, difference, deadline, momentum))
 
@@ -111,7 +115,7 @@ class RecordingCenter:
     def _note(self, kind: str, versions: Versions, num_steps: int | None = None) -> Versions:
         num_steps = self._center.num_steps if num_steps is None else num_steps
         for chunk, version in enumerate(versions.tolist()):
-            seen = version if kind == "read" else version - 1
+            seen = version if kind in READS else version - 1
             self._events.append(Event(kind, chunk, self._rank, num_steps, seen, version))
         return versions
 
@@ -135,7 +139,7 @@ class RecordedPush:
 def in_order(workers: list[Worked]) -> list[Event]:
     """Each chunk's updates as it took them, each read after the update that it saw, all else in a worker's order."""
     events = [event for worker in workers for event in worker.events]
-    return sorted(events, key=lambda event: (event.chunk, event.made, event.kind == "read"))
+    return sorted(events, key=lambda event: (event.chunk, event.made, event.kind in READS))
 
 
 def work(job: Work, transport: Transport, pause: Callable[[float], None], deadline: Callable[[], Deadline]) -> Worked:

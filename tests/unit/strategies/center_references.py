@@ -52,13 +52,18 @@ class Center:
         self.last[event.chunk] = self.held[event.chunk, event.made] = value
 
 
-def async_sgd(events: Sequence[Event], workers: Workers, center: Center, momentum: float = 0.0) -> None:
+def async_sgd(
+    events: Sequence[Event], workers: Workers, center: Center, momentum: float = 0.0, steps_ahead: int = 0
+) -> None:
     pulled: dict[tuple[int, int], Array] = {}
     velocity: dict[int, Array] = defaultdict(lambda: np.zeros(1))
     for event in events:
         if event.kind == "read":
             pulled[event.rank, event.chunk] = center.seen(event)
             workers.move(event, center.seen(event))
+        elif event.kind == "velocity":
+            pulled[event.rank, event.chunk] = pulled[event.rank, event.chunk] + steps_ahead * velocity[event.chunk]
+            workers.move(event, pulled[event.rank, event.chunk])
         else:
             difference = workers.at(event.rank, event.chunk, event.num_steps) - pulled[event.rank, event.chunk]
             velocity[event.chunk] = momentum * velocity[event.chunk] + difference

@@ -32,6 +32,7 @@ CONFIGS = {
     "async-sgd": StrategyConfig("async-sgd"),
     "async-sgd every third step": StrategyConfig("async-sgd", sync_period_steps=3),
     "async-msgd": StrategyConfig("async-msgd", center_momentum=0.8),
+    "async-msgd ahead": StrategyConfig("async-msgd", center_momentum=0.8, look_ahead=True, sync_period_steps=2),
     "round-robin-easgd": StrategyConfig("round-robin-easgd", sync_period_steps=2, moving_rate=0.3),
     "async-easgd": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3),
     "async-measgd": StrategyConfig("async-measgd", sync_period_steps=3),
@@ -121,7 +122,8 @@ def assert_is_reference(workers: list[Worked], config: StrategyConfig, events: l
 
 def rule_of(config: StrategyConfig) -> Callable[[list[Event], references.Workers, references.Center], None]:
     if config.name in ("async-sgd", "async-msgd", "hogwild-sgd"):
-        return partial(references.async_sgd, momentum=config.center_momentum or 0.0)
+        ahead = WORLD_SIZE if config.look_ahead else 0
+        return partial(references.async_sgd, momentum=config.center_momentum or 0.0, steps_ahead=ahead)
     own = config.worker_rate or config.moving_rate
     if config.overlap == "period":
         return partial(references.behind, rate=config.moving_rate, own=own)

@@ -134,6 +134,24 @@ def test_a_step_staler_than_allowed_is_set_aside_and_the_center_read_again(
     assert slow.take_notices() == ()
 
 
+def test_a_worker_looks_ahead_by_a_step_of_all_workers_also_when_its_own_was_set_aside() -> None:
+    """Five updates of 1 with momentum 0.5: v = 1.9375, c = 8.0625; a sixth makes v = 1.96875."""
+
+    def program(worker: Worker) -> list[float]:
+        if worker.rank == 1:
+            for _ in range(5):
+                worker.step()
+            return []
+        worker.step(SLOW_S)
+        set_aside = float(worker.weights[0])
+        worker.strategy.resize(3)
+        worker.step()
+        return [worker.strategy.num_set_aside, set_aside, worker.c, float(worker.weights[0])]
+
+    found, _ = run(program, StrategyConfig("async-msgd", center_momentum=0.5, look_ahead=True, max_staleness_steps=4))
+    assert found == [1, 8.0625 + 2 * 1.9375, 8.0625 + 1.96875, 8.0625 + 1.96875 + 3 * 1.96875]
+
+
 def test_after_a_push_staler_than_allowed_the_next_exchange_changes_the_center_where_it_is() -> None:
     config = StrategyConfig("shm-easgd", sync_period_steps=1, max_staleness_steps=0)
     workers = on_sim(Work(config, gradient, 12, seed=1, longest_step_s=1e-3), 4)

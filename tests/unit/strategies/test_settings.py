@@ -239,11 +239,27 @@ def test_steps_that_add_up_move_the_center_as_fast_as_one_worker_with_momentum(n
 def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name: str) -> None:
     shares = shared_momentum(StrategyConfig(name, keep_momentum=True), 0.9, 4)
     assert (shares.worker, shares.rate_factor, shares.is_nesterov, shares.notices) == (0.9, 0.25, True, ())
-    assert not shared_momentum(StrategyConfig(name, keep_momentum=True), 0.0, 4).is_nesterov
+    without = shared_momentum(StrategyConfig(name, keep_momentum=True), 0.0, 4)
+    assert (without.rate_factor, without.is_nesterov) == (0.25, False)
     sgd = SolverConfig("SGD", PolicyConfig("fixed", 0.1), momentum=0.9)
     _, solver, (notice,) = with_momentum(StrategyConfig(name, keep_momentum=True), sgd, 4)
     assert (solver.type, solver.momentum, solver.policy.base_lr) == ("Nesterov", 0.9, 0.025)
     assert "a worker's base_lr is 0.025 instead of 0.1" in notice
+    adam = SolverConfig("Adam", PolicyConfig("fixed", 0.1), momentum=0.9)
+    _, solver, (notice,) = with_momentum(StrategyConfig(name, keep_momentum=True), adam, 4)
+    assert (solver.type, solver.momentum, solver.policy.base_lr) == ("Adam", 0.9, 0.025)
+    assert "4 of them move the center as fast as one moves its weights" in notice
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 16])
+def test_a_center_whose_workers_look_ahead_forgets_in_their_steps_what_one_worker_does_in_one(num_workers: int) -> None:
+    for momentum in (0.9, 0.0):  # of which the center still has 0.9
+        shares = shared_momentum(StrategyConfig("async-msgd", look_ahead=True), momentum, num_workers)
+        at_center = shares.config.center_momentum
+        assert at_center is not None
+        assert at_center**num_workers == pytest.approx(0.9, rel=1e-4)
+        assert num_workers * shares.rate_factor / (1 - at_center) == pytest.approx(1 / (1 - 0.9), rel=1e-3)
+    assert resolved(StrategyConfig("async-msgd", look_ahead=True), num_workers).center_momentum == at_center
 
 
 def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverge() -> None:
@@ -251,6 +267,24 @@ def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverg
     num_workers, rate = 4, 0.04
     assert abs(_late_descent(num_workers, rate, keep_momentum=True)) < 1e-3
     assert abs(_late_descent(num_workers, rate, keep_momentum=None)) > 1e3
+
+
+@pytest.mark.parametrize("num_workers", [4, 16])
+def test_late_steps_with_momentum_at_the_center_converge_only_if_workers_look_ahead(num_workers: int) -> None:
+    assert abs(_late_descent_of_the_center(num_workers, rate=0.08, look_ahead=True)) < 1e-3
+    assert abs(_late_descent_of_the_center(num_workers, rate=0.08, look_ahead=False)) > 1e3
+
+
+def _late_descent_of_the_center(num_workers: int, rate: float, look_ahead: bool) -> float:
+    """f(c) = k c^2 / 2, each step made from where its worker began P - 1 steps before."""
+    shares = shared_momentum(StrategyConfig("async-msgd", look_ahead=look_ahead), 0.9, num_workers)
+    center, velocity, begun = 1.0, 0.0, [1.0] * num_workers
+    for step in range(500 * num_workers):
+        gradient = 6.0 * begun[step % num_workers]
+        velocity = (shares.config.center_momentum or 0.0) * velocity - rate * shares.rate_factor * gradient
+        center += velocity
+        begun[step % num_workers] = center + look_ahead * num_workers * velocity
+    return center
 
 
 def _late_descent(num_workers: int, rate: float, keep_momentum: bool | None) -> float:

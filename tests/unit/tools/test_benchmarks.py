@@ -1,6 +1,8 @@
 """Every benchmark runs in its shortest form: its rank programs start, make steps, and find what they made right."""
 
 import importlib
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +91,50 @@ def test_sides_take_turns_in_changing_order_and_warm_up_does_not_count(ranks: Mo
     assert rates["other"].wall == [5.0] * 20
     assert rates["other"].cpu == [10.0] * 20
     assert len({tuple(order[start : start + 2]) for start in range(0, len(order), 2)}) == 2
+
+
+@pytest.fixture
+def finished(repository_root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(repository_root / "benchmarks")
+    return importlib.import_module("finished")
+
+
+def test_a_finished_run_is_read_and_not_made_again(finished: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "results" / "study.jsonl"
+    tests = [finished.Test(100.0, 0.25, 1.5), finished.Test(200.0, 0.5, 3.0)]
+    for seed in (2, 1):
+        assert finished.Finished(file).tests("one", seed, {"rate": 0.5}, lambda: tests) == tests
+    assert finished.Finished(file).tests("one", 1, {"rate": 0.5}, lambda: pytest.fail("made again")) == tests
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["seed"] for line in lines] == [1, 2]
+    assert lines[0]["tests"] == [[100, 0.25, 1.5], [200, 0.5, 3.0]]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_run_by_another_recipe_does_not_count_and_is_replaced(finished: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "study.jsonl"
+    finished.Finished(file).tests("one", 1, {"rate": 0.5}, lambda: [finished.Test(100.0, 0.25)])
+    now = {"rate": 0.7}
+    assert finished.Finished(file, makes_none=True).tests("one", 1, now, lambda: pytest.fail("made")) is None
+    again = finished.Finished(file).tests("one", 1, now, lambda: [finished.Test(100.0, 0.75)])
+    assert again == [finished.Test(100.0, 0.75)]
+    assert [json.loads(line)["settings"] for line in file.read_text().splitlines()] == [now]
+
+
+def test_settings_are_those_that_the_recipe_and_the_defaults_give(finished: ModuleType) -> None:
+    assert finished.settings_of("async-easgd", 4) == {"sync_period_steps": 1, "moving_rate": 0.225, "worker_rate": 0.5}
+    assert finished.settings_of("async-easgd", 4, with_recipe=False) == {"sync_period_steps": 8, "moving_rate": 0.225}
+    assert finished.settings_of("diloco", 4)["rate_factor"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("name", ["learning", "learning-time", "learning-simulated", "learning-slow", "learning-torch"])
+def test_the_page_and_the_picture_have_the_finished_runs(
+    repository_root: Path, finished: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Made again by `benchmarks/run.py NAME --finished`, they are the same."""
+    learned, run = (importlib.import_module(module) for module in ("learned", "run"))
+    for constant, path in (("PAGE", learned.PAGE), ("CURVES", learned.CURVES)):
+        monkeypatch.setattr(learned, constant, Path(shutil.copy(path, tmp_path)))
+    run.ON_CIFAR10[name](None, False, True)
+    assert learned.PAGE.read_text() == (repository_root / "docs/explanation/learning.md").read_text()
+    assert learned.CURVES.read_text() == (repository_root / "docs/pictures/learning.json").read_text()
