@@ -24,7 +24,7 @@ BUFFER: Final = "center"
 # A member whose connection broke comes back within a second or two, if it lives.
 ABSENT_S: Final = 20.0
 _POLL_S = 0.2
-_CONNECTIONS_PER_MEMBER = 4
+CONNECTIONS_PER_MEMBER: Final = 4
 
 
 class HandedMemory:
@@ -45,7 +45,7 @@ class HandedMemory:
 
 def serve(key_file: Path, listening: socket.socket, center: int, board: int, pipe: int) -> None:
     """Serve until the job has no process left; owns its arguments."""
-    most = _CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
+    most = CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
     buffers = NamedBuffers(HandedMemory(center, board))
     service = Service(BufferHost(buffers), ServingConfig(absent_s=ABSENT_S, most_connections=most))
     listener = Listener(listening, read_key(key_file), service.accept)

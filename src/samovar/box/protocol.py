@@ -217,22 +217,34 @@ def status_of(error: SamovarError) -> Status:
 
 
 class Operation:
-    """One operation of a member on a whole center, until every part of it is answered."""
+    """One operation of a member on a whole center, or on `chunk` alone, until every part of it is answered."""
 
     def __init__(
-        self, kind: Kind, call: int, member: Member, shape: BufferShape, sequence: int = 0, rate: float = 0.0
+        self,
+        kind: Kind,
+        call: int,
+        member: Member,
+        shape: BufferShape,
+        sequence: int = 0,
+        rate: float = 0.0,
+        chunk: int | None = None,
     ) -> None:
-        self.versions: Versions = np.zeros(shape.num_chunks, np.int64)
+        spans = [(chunk or 0, 1)]
+        if chunk is None:
+            spans = list(parts(shape, EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1))
+        self.versions: Versions = np.zeros(sum(count for _, count in spans), np.int64)
+        self._first, self._start = spans[0][0], elements(shape, *spans[0]).start
+        self.num_elements = elements(shape, *spans[-1]).stop - self._start
         self._shape = shape
         self._left = {}
-        for first, count in parts(shape, EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1):
+        for first, count in spans:
             part = elements(shape, first, count)
             body_bytes = _FLOAT_BYTES * (part.stop - part.start) if kind in _WITH_FLOATS else 0
             self._left[first] = Request(kind, call, member, first, count, sequence, rate, body_bytes)
 
     def unanswered(self) -> list[tuple[Request, slice]]:
         """The requests to send, again after every failure, and the elements that each is about."""
-        return [(request, request.elements(self._shape)) for request in self._left.values()]
+        return [(request, self._elements(request)) for request in self._left.values()]
 
     @property
     def is_complete(self) -> bool:
@@ -250,7 +262,7 @@ class Operation:
             request.sequence,
         ):
             return None
-        part = request.elements(self._shape)
+        part = self._elements(request)
         expected = _FLOAT_BYTES * (part.stop - part.start) if reply.kind in _ANSWERED_BY_FLOATS else 0
         if (reply.num_chunks, reply.body_bytes) != (request.num_chunks, expected):
             raise SamovarError(f"{reply.kind.name} answered by {reply.num_chunks} chunks, {reply.body_bytes} bytes")
@@ -259,7 +271,13 @@ class Operation:
     def answered(self, reply: Reply, versions: Versions) -> None:
         """Note the answer, whose floats are in their place."""
         del self._left[reply.first_chunk]
-        self.versions[reply.first_chunk : reply.first_chunk + reply.num_chunks] = versions
+        place = reply.first_chunk - self._first
+        self.versions[place : place + reply.num_chunks] = versions
+
+    def _elements(self, request: Request) -> slice:
+        """In the arrays of the operation."""
+        part = request.elements(self._shape)
+        return slice(part.start - self._start, part.stop - self._start)
 
 
 def pack_name(name: str) -> bytes:

@@ -70,6 +70,7 @@ class RemoteCenter:
         self.welcome, self.member = self._line.welcome, self._line.member
         self.shape = self.welcome.shape
         self.num_elements, self.chunk_elements = self.shape.num_elements, self.shape.chunk_elements
+        self.num_chunks = self.shape.num_chunks
 
     @property
     def num_reconnects(self) -> int:
@@ -107,6 +108,22 @@ class RemoteCenter:
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)
 
+    def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
+        """See `samovar.box.mapped.MappedCenter`, as for the next two; of one chunk."""
+        return self._run(self._operation(Kind.READ, chunk=first_chunk), None, destination, deadline)
+
+    def accumulate_chunks(
+        self, first_chunk: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0
+    ) -> Versions:
+        operation = self._operation(Kind.ACCUMULATE, sequence, momentum, first_chunk)
+        return self._run(operation, difference, None, deadline)
+
+    def exchange_chunks(
+        self, first_chunk: int, sequence: int, weights: Array, moving_rate: float, deadline: Deadline
+    ) -> Versions:
+        operation = self._operation(Kind.EXCHANGE, sequence, moving_rate, first_chunk)
+        return self._run(operation, weights, weights, deadline)
+
     def close(self, deadline: Deadline | None = None) -> None:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
         self._pushes.close(math.inf)
@@ -120,8 +137,8 @@ class RemoteCenter:
                 ask(self._line.channel(deadline), Request(Kind.DETACH, self._line.next_call()), b"", deadline)
             self._line.disconnect()
 
-    def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
-        return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
+    def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0, chunk: int | None = None) -> Operation:
+        return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate, chunk)
 
     def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> Push:
         def push(_job: Job) -> None:
@@ -156,7 +173,7 @@ class RemoteCenter:
         line: Line | None = None,
     ) -> Versions:
         for array in (outgoing, incoming):
-            assert array is None or array.size == self.num_elements, f"{array.size} elements"
+            assert array is None or array.size == operation.num_elements, f"{array.size} elements"
         line = line or self._line
         with line.locked(deadline):
             line.insist(lambda until: _try(line, operation, outgoing, incoming, until), deadline)

@@ -87,6 +87,10 @@ class EndPolicy:
         """The same for what became of ranks on other hosts; called again at every event."""
         return math.inf
 
+    def lingers(self) -> bool:
+        """Whether to watch on when no rank is left, because ranks of other hosts continue; asked at every event."""
+        return False
+
     def starts_again(self, _ends: Sequence[RankEnd]) -> bool:
         """Called when no rank is left: whether all ranks are started once more. `_ends` are as `run` gives them."""
         return False
@@ -166,7 +170,7 @@ class RankWatch:
         ends: list[RankEnd] = []
         waiting_for: Deadline | None = None
         to_end = False
-        while len(ends) < len(self._numbers) and not to_end:
+        while (len(ends) < len(self._numbers) or self._policy.lingers()) and not to_end:
             self._hold_back()
             ends += self._next_ends(self._stopped.next_look_s(waiting_for))
             for rank in self._stopped.too_long(self.ranks):

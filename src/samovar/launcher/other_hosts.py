@@ -2,6 +2,7 @@
 
 Each host reports the ends of its ranks to host 0. There the first failure ends the run on every host, as soon as it is
 clear which rank caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
+If workers do not wait for each other, each host starts its own again, and the others continue without a lost host.
 """
 
 import math
@@ -11,22 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.launch.meeting import Met
 from samovar.launch.processes import RankEnd, Signals
-from samovar.launch.watch import Consequence
 from samovar.launcher.outcomes import error_of, heard, told
-from samovar.launcher.restart_policy import InStepPolicy
-from samovar.report.records import Failed, Record, from_json, to_json
+from samovar.launcher.restart_policy import HostsRestartPolicy, InStepPolicy, is_cause
+from samovar.membership.kept_memory import ServedMemory
+from samovar.report.records import Failed, Notice, Record, from_json, to_json
 from samovar.report.result import RunResult
+from samovar.report.run_folder import RunFolder
 from samovar.transports.links import MOST_BYTES, Inbox
 from samovar.transports.shm import RunBoard
 
 _ENDING_S = 15.0  # for ranks that are killed, on a busy machine
 _OUTCOME_S = 30.0  # for host 0 to write the result
-# A rank that fails so waited for another, which may be the cause.
-_WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class RankState:
 class HostDuties:
     """The running job, for messages of other hosts; see `samovar.launcher.job`.
 
-    `take` gets a record of a rank, `state` says how far a rank of this host is.
+    `take` gets a record of a rank, `state` says how far a rank of this host is. `restarts` is the policy of workers
+    that do not wait for each other. Their `orders` are in this folder if they are recorded.
     """
 
     signals: Signals
@@ -49,33 +50,8 @@ class HostDuties:
     failures: Mapping[int, Failed]
     take: Callable[[int, Record], None]
     state: Callable[[int], RankState]
-
-
-class HostsPolicy(InStepPolicy):
-    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
-
-    def __init__(self, failures: Mapping[int, Failed], timeout_s: float, others: "Host0 | OtherHost") -> None:
-        super().__init__(failures, timeout_s)
-        self._others = others
-
-    def consequence(self, end: RankEnd) -> Consequence:
-        """Report the end to host 0."""
-        self._others.rank_ended(end)
-        return super().consequence(end)
-
-    def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited for another, or lost its connection, did not cause the failure."""
-        return 0.0 if is_cause(end, self._failures) else self.waiting_s
-
-    def others_patience_s(self) -> float:
-        """The same for ranks of other hosts."""
-        return self._others.patience_s(self)
-
-
-def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
-    """Whether the failed rank did not only wait for another one."""
-    failure = failures.get(end.rank)
-    return failure is None or failure.kind not in _WAITED
+    restarts: HostsRestartPolicy | None = None
+    orders: RunFolder | None = None
 
 
 class _Launcher:
@@ -105,6 +81,15 @@ class _Launcher:
         held, self._held = self._held, []
         for item in held:
             self._hear(*item)
+
+    def ranks_changed(self, ranks: Sequence[int], *, are_gone: bool) -> None:
+        """Tell the launchers that are linked to this one of ranks that come back or are gone."""
+        for number in self.met.links:
+            self._send(number, {"is": "changed", "ranks": list(ranks), "gone": are_gone})
+
+    def lingers(self) -> bool:
+        """See `HostsRestartPolicy`. Host 0 never does: without a rank there is no run."""
+        return False
 
     def fileno(self) -> int:
         """See `samovar.launch.watch.Inbox`."""
@@ -144,6 +129,7 @@ class Host0(_Launcher):
     def __init__(self, met: Met, timeout_s: float) -> None:
         super().__init__(met, timeout_s)
         self.kill_signal = 0
+        self.kept: ServedMemory | None = None  # the center of the run
         self.states: dict[int, RankState] = {}
         self._ends: list[RankEnd] = []
         self._over: set[int] = set()
@@ -183,26 +169,25 @@ class Host0(_Launcher):
         """Whether a record of this host's ranks went to another host."""
         return False
 
-    def patience_s(self, policy: HostsPolicy) -> float:
+    def patience_s(self, policy: InStepPolicy) -> float:
         """How long this host's ranks may continue after the reports of the others."""
         if self._must_end:
             return 0.0
         return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
 
-    def settled(self, ends: Sequence[RankEnd], signals: Signals) -> list[RankEnd]:
+    def settled(self, ends: Sequence[RankEnd], signals: Signals, *, has_result: bool) -> list[RankEnd]:
         """How the ranks of all hosts ended, the cause of a failure first. Raises the error of a host that is lost."""
         has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
-        if has_failed or signals.kill_signal or self._must_end:
-            for number in self.met.links:
-                self._send(number, {"is": "kill"})
-            deadline = Deadline.after(_ENDING_S)
-        else:
-            deadline = Deadline.after(self.timeout_s)
+        survives = has_result and self.duties.restarts is not None
+        must_end = bool((has_failed and not survives) or signals.kill_signal or self._must_end)
+        for number in self.met.links:
+            self._send(number, {"is": "kill" if must_end else "over"})
+        deadline = Deadline.after(_ENDING_S if must_end else self.timeout_s)
         while self._missing() and self._wait(deadline):
             pass
         failures = self.duties.failures
         together = sorted([*ends, *self._ends], key=lambda end: (end.return_code == 0, not is_cause(end, failures)))
-        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures)
+        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures) and not survives
         if not (is_known or signals.kill_signal or self.kill_signal):
             self._require_all()
             if missing := self._missing():
@@ -239,7 +224,7 @@ class Host0(_Launcher):
     def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
         match message["is"]:
             case "lost":
-                if number not in self._over:
+                if number not in self._over and not self._goes_without(number, message["why"]):
                     self._lost[number] = message["why"]
             case "want":
                 self._give(number, self._files[message["file"]], message["offset"])
@@ -247,7 +232,9 @@ class Host0(_Launcher):
                 self._ready.add(number)
             case "gave up":
                 error = error_of(message["kind"], message["error"], message["exit_code"], RankFailed)
-                self._failure = self._failure or error
+                is_wrong = error.exit_code == InputError.exit_code
+                if is_wrong or not self._goes_without(number, message["error"]):
+                    self._failure = self._failure or error
                 self._over.add(number)
             case "ended":
                 self._over.add(number)
@@ -255,11 +242,31 @@ class Host0(_Launcher):
             case _ if self._duties is None:
                 self._held.append((number, message, content))
             case _:
-                self._hear_of_ranks(message)
+                self._hear_of_ranks(message, content)
 
-    def _hear_of_ranks(self, message: Mapping[str, Any]) -> None:
+    def _goes_without(self, number: int, why: str) -> bool:
+        """Whether the run continues without a host that is lost; its ranks are gone."""
+        if self._duties is None or self._duties.restarts is None:
+            return False
+        self._over.add(number)
+        self.met.links[number].end()
+        ranks, restarts = self.met.hosts.hosts[number].ranks, self._duties.restarts
+        restarts.changed(ranks, are_gone=True)
+        self.ranks_changed(ranks, are_gone=True)
+        text = f"{self._name(number)} is lost: {why}; the others continue without it"
+        self._duties.take(ranks[0], Notice(level="warning", text=text))
+        return True
+
+    def _hear_of_ranks(self, message: Mapping[str, Any], content: bytes) -> None:
         duties = self.duties
         match message["is"]:
+            case "changed" if duties.restarts is not None:
+                duties.restarts.changed(message["ranks"], are_gone=message["gone"])
+                if message["gone"]:
+                    self.ranks_changed(message["ranks"], are_gone=True)
+            case "order" if duties.orders is not None:
+                with duties.orders.writing_order(message["rank"]) as path, path.open(message["mode"]) as file:
+                    file.write(content)
             case "record":
                 duties.take(message["rank"], from_json(message["record"]))
             case "end":
@@ -280,7 +287,7 @@ class OtherHost(_Launcher):
 
     def __init__(self, met: Met, timeout_s: float) -> None:
         super().__init__(met, timeout_s)
-        self._must_end = False
+        self._must_end = self._is_over = False
         self._lost: str | None = None
         self._outcome: Mapping[str, Any] | None = None
         self._begin: Mapping[str, Any] | None = None
@@ -308,9 +315,22 @@ class OtherHost(_Launcher):
 
     def rank_ended(self, end: RankEnd) -> None:
         """Tell host 0 of a rank of this host."""
-        state = self.duties.state(end.rank)
+        state, orders = self.duties.state(end.rank), self.duties.orders
+        if orders is not None:
+            self._send_order(end.rank, orders.order(end.rank))
         message = {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log}
         self._send(0, message)
+
+    def _send_order(self, rank: int, path: Path) -> None:
+        """Copy a rank's record, if it made one, into host 0's folder."""
+        content = path.read_bytes() if path.exists() else b""
+        for start in range(0, len(content), MOST_BYTES):
+            message = {"is": "order", "rank": rank, "mode": "ab" if start else "wb"}
+            self._send(0, message, content[start : start + MOST_BYTES])
+
+    def lingers(self) -> bool:
+        """Until host 0 says that the run is over, or is lost."""
+        return not (self._is_over or self._must_end or self._lost or self._outcome)
 
     def signalled(self, _number: int) -> None:
         """Tell host 0 what was asked for here."""
@@ -325,7 +345,7 @@ class OtherHost(_Launcher):
         self._send(0, {"is": "record", "rank": rank, "record": to_json(record)})
         return True
 
-    def patience_s(self, _policy: HostsPolicy) -> float:
+    def patience_s(self, _policy: InStepPolicy) -> float:
         """How long this host's ranks may continue after the messages of host 0."""
         return 0.0 if self._must_end or self._lost or self._outcome else math.inf
 
@@ -374,10 +394,14 @@ class OtherHost(_Launcher):
                 self._parts.append(content)
             case "kill":
                 self._must_end = True
+            case "over":
+                self._is_over = True
             case "outcome":
                 self._outcome = message
-            case "requests" if self._duties is None:
+            case "requests" | "changed" if self._duties is None:
                 self._held.append((number, message, content))
+            case "changed" if self.duties.restarts is not None:
+                self.duties.restarts.changed(message["ranks"], are_gone=message["gone"])
             case "requests":
                 signals, board = self.duties.signals, self.duties.board
                 signals.hear(message["stop"], message["snapshots"], board)

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
+from samovar.core.group import JobHosts, rank_names
 from samovar.launch.processes import RankEnd
 from samovar.launch.watch import Consequence, EndPolicy
 from samovar.report.records import Failed, Notice, Record
@@ -12,6 +14,8 @@ from samovar.report.result import RunResult
 from samovar.report.script_output import how
 from samovar.transports.shm import BoardWord, RunBoard
 
+# A rank that fails so waited for another, which may be the cause.
+_WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
 STOOD_STILL = "was stopped by a signal for too long, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 _STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
@@ -53,6 +57,49 @@ class InStepPolicy(EndPolicy):
         return result
 
 
+class Reports(Protocol):
+    """The launchers of other hosts, for the policy of this one."""
+
+    def rank_ended(self, end: RankEnd, /) -> None:
+        """A rank of this host has ended, and does not come back."""
+
+    def ranks_changed(self, ranks: Sequence[int], /, *, are_gone: bool) -> None:
+        """Ranks of this host come back, or are gone."""
+
+    def patience_s(self, policy: InStepPolicy, /) -> float:
+        """How long this host's ranks may continue after the reports of others."""
+
+    def lingers(self) -> bool:
+        """Whether this host's launcher waits for ranks of others when its own have ended."""
+
+
+class HostsPolicy(InStepPolicy):
+    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
+
+    def __init__(self, failures: Mapping[int, Failed], timeout_s: float, others: Reports) -> None:
+        super().__init__(failures, timeout_s)
+        self._others = others
+
+    def consequence(self, end: RankEnd) -> Consequence:
+        """Report the end to host 0."""
+        self._others.rank_ended(end)
+        return super().consequence(end)
+
+    def patience_s(self, end: RankEnd) -> float:
+        """A rank that waited for another, or lost its connection, did not cause the failure."""
+        return 0.0 if is_cause(end, self._failures) else self.waiting_s
+
+    def others_patience_s(self) -> float:
+        """The same for ranks of other hosts."""
+        return self._others.patience_s(self)
+
+
+def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
+    """Whether the failed rank did not only wait for another one."""
+    failure = failures.get(end.rank)
+    return failure is None or failure.kind not in _WAITED
+
+
 class RestartPolicy(InStepPolicy):
     """Workers do not wait for each other: most deaths affect no other rank.
 
@@ -76,6 +123,8 @@ class RestartPolicy(InStepPolicy):
         self._board = board
         self._show = show
         self._group_size = group_size
+        self._names = [f"rank {rank}" for rank in range(world_size)]
+        self._needed: Sequence[int] = range(world_size)
         self._num_restarts = [0] * world_size
         self._num_fruitless_lives = [0] * world_size
         self._steps_at_start = [0] * world_size
@@ -104,17 +153,26 @@ class RestartPolicy(InStepPolicy):
         if end.return_code == 0 or end.rank in self._gone:  # gone with its group
             return Consequence(ended=self._others_gone(end))
         if end.return_code < 0 and end.rank not in self._stopped and self._may_come_back(group):
-            for rank in group:
-                self._num_restarts[rank] += 1
+            self._decide(group, are_gone=False)
             self._awaited[group] = set(group) - {end.rank}
             self._tell(end, "starts again from the center")
             return self._awaiting(group)
-        for rank in group:
-            self._gone.add(rank)
-            self._board.post(rank, BoardWord.IS_GONE, 1)
+        self._decide(group, are_gone=True)
         if self._are_left and not self._is_input_wrong:
             self._tell(end, "does not come back")
         return Consequence(ended=self._others_gone(end))
+
+    def changed(self, ranks: Sequence[int], *, are_gone: bool) -> None:
+        """Ranks come back, or are gone for good."""
+        for rank in ranks:
+            if are_gone:
+                self._gone.add(rank)
+                self._board.post(rank, BoardWord.IS_GONE, 1)
+            else:
+                self._num_restarts[rank] += 1
+
+    def _decide(self, group: range, *, are_gone: bool) -> None:
+        self.changed(group, are_gone=are_gone)
 
     def _awaiting(self, group: range) -> Consequence:
         """The ranks of a group that comes back start when the last of them has ended."""
@@ -137,7 +195,7 @@ class RestartPolicy(InStepPolicy):
         return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
 
     def patience_s(self, _end: RankEnd) -> float:
-        """How long the others may continue: without limit, while some are left and the center can be used."""
+        """How long the others may continue: without limit, while one that is needed is left, and the center works."""
         return math.inf if self._are_left and not self._is_input_wrong else 0.0
 
     def _may_come_back(self, group: range) -> bool:
@@ -162,7 +220,7 @@ class RestartPolicy(InStepPolicy):
 
     @property
     def _are_left(self) -> bool:
-        return len(self._gone) < len(self._num_restarts)
+        return not self._gone.issuperset(self._needed)
 
     @property
     def _is_input_wrong(self) -> bool:
@@ -171,8 +229,10 @@ class RestartPolicy(InStepPolicy):
     def _tell(self, end: RankEnd, what: str) -> None:
         step = self._board.read(end.rank, BoardWord.STEPS_DONE)
         failure = self._failures.get(end.rank)
-        own = f"rank {end.rank}: "
-        reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
+        name = self._names[end.rank]
+        reason = f" {self.how(end)}"
+        if failure is not None:
+            reason = f": {failure.message.removeprefix(f'rank {end.rank}: ').removeprefix(f'{name}: ')}"
         has_weights = end.rank not in self._gone or self._has_begun(end)
         go_on = "continue" if has_weights else "continue if the center has its first weights"
         if self._group_size > 1:
@@ -181,12 +241,42 @@ class RestartPolicy(InStepPolicy):
             others = f"the others {go_on}" if len(self._num_restarts) > 1 else "the center stays as it is"
             consequence = f"{others}, and it {what}"
         when = "" if failure is not None and failure.kind == NotFinite.__name__ else f" after step {step}"
-        self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
+        self._show(Notice(level="warning", text=f"{name}{reason}{when}; {consequence}"))
 
     def _has_begun(self, end: RankEnd) -> bool:
         """Whether the others can continue without the rank: its group may still owe the center its first weights."""
         steps = [self._board.read(rank, BoardWord.STEPS_DONE) for rank in range(len(self._num_restarts))]
         return any(steps) or 0 not in self._group_of(end.rank)
+
+
+class HostsRestartPolicy(RestartPolicy):
+    """The same on several hosts: each launcher starts its own ranks again, and the others learn of it.
+
+    The run needs a rank of host 0, which tests and saves.
+    """
+
+    def share(self, hosts: JobHosts, own: Sequence[int], others: Reports) -> None:
+        """Share the run with `others`, whose ranks are on these `hosts`; to be called before a rank starts."""
+        self._names, self._needed = rank_names(hosts.hosts), hosts.hosts[0].ranks
+        self._own, self._others = own, others
+
+    def consequence(self, end: RankEnd) -> Consequence:
+        what = super().consequence(end)
+        if what.counts:
+            self._others.rank_ended(end)
+        return what
+
+    def _decide(self, group: range, *, are_gone: bool) -> None:
+        super()._decide(group, are_gone=are_gone)
+        self._others.ranks_changed(group, are_gone=are_gone)
+
+    def others_patience_s(self) -> float:
+        """How long ranks of this host may continue after the reports of others."""
+        return self._others.patience_s(self)
+
+    def lingers(self) -> bool:
+        """A host of which a rank is gone waits for the end of the run on the others."""
+        return not self._gone.isdisjoint(self._own) and self._others.lingers()
 
 
 def _listed(ranks: Sequence[int]) -> str:

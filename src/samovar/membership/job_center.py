@@ -9,7 +9,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -20,12 +19,11 @@ from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.job_server import BUFFER
 from samovar.box.joining import BoxSeat, Endpoint, mapped_seat, take_seat
 from samovar.box.mapped import create_center
-from samovar.collectives.engine import PlannedCollectives, digest_record
+from samovar.collectives.engine import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.membership.kept_center import KeptCenter
-from samovar.membership.ranks import JobRanks, Ranks
-from samovar.transports.base import Transport
+from samovar.membership.ranks import JobRanks
 from samovar.transports.keys import key_path, make_key, read_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen
@@ -80,26 +78,6 @@ class JobCenter:
 
     def drop(self) -> None:
         """It goes with the job."""
-
-
-class HostsCenter:
-    """A `samovar.membership.session.CenterPlace` of `samovar train` on several hosts: a center as a job has it."""
-
-    way_out = JobCenter.way_out
-
-    def __init__(self, home: Home, transport: Transport, deadline: Callable[[], Deadline]) -> None:
-        self._center, self._transport, self._deadline = JobCenter(home), transport, deadline
-
-    def __str__(self) -> str:
-        return str(self._center)
-
-    def seat(self, _ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
-        """Take the seat in the row of the rank's number. Raises InputError if the center does not fit in memory."""
-        collectives = PlannedCollectives(self._transport, lambda _num_bytes: "tree")
-        return self._center.seat(JobRanks(collectives, self._deadline), shape, deadline, joins=joins)
-
-    def drop(self) -> None:
-        """It goes with the run."""
 
 
 def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -> BoxSeat:

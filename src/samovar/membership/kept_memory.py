@@ -2,11 +2,23 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
+from typing import Self
 
 from samovar.box.board import Board, create_board
+from samovar.box.buffers import NamedBuffers, new_token
+from samovar.box.job_server import CONNECTIONS_PER_MEMBER, HandedMemory
+from samovar.box.seats import BufferHost
+from samovar.box.serving import Service, ServingConfig
+from samovar.core.group import Group
 from samovar.core.host import create_empty
 from samovar.strategies.box_terms import BoxWord, Readiness
+from samovar.transports.keys import Key
+from samovar.transports.secure import Address
+from samovar.transports.tcp import TcpTransport
+from samovar.transports.tcp_listen import Listener, address_of, listen
+from samovar.transports.tcp_service import TcpConfig
 
 
 class KeptMemory:
@@ -24,7 +36,7 @@ class KeptMemory:
             raise
         self._rows = Board(self._board)
 
-    def __enter__(self) -> "KeptMemory":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -47,3 +59,34 @@ class KeptMemory:
     def is_filled(self) -> bool:
         """Whether the center has its first weights."""
         return self._rows.word(BoxWord.IS_READY) == Readiness.FILLED
+
+
+class ServedMemory(KeptMemory):
+    """The same, served to ranks of other hosts with the job's `key`, by threads of this process.
+
+    At the second of the `places` are windows that outlive their ranks (`samovar.transports.hosts.LastingTransport`).
+    A rank that was started again connects again. A member that is silent for `timeout_s` loses its place.
+    """
+
+    def __init__(self, num_ranks: int, job: str, address: str, key: Key, timeout_s: float) -> None:
+        super().__init__(num_ranks)
+        board, center = self.files
+        self._rows.claim_token(new_token())
+        with ExitStack() as closing:
+            closing.callback(super().__exit__, None, None, None)
+            sockets = [closing.enter_context(listen(address)) for _ in range(2)]
+            self.places: tuple[Address, ...] = tuple(map(address_of, sockets))
+            buffers = NamedBuffers(HandedMemory(os.dup(center), os.dup(board)))
+            closing.callback(buffers.close)
+            most = CONNECTIONS_PER_MEMBER * num_ranks
+            service = Service(BufferHost(buffers), ServingConfig(timeout_s, absent_s=timeout_s, most_connections=most))
+            closing.callback(service.close)
+            closing.callback(Listener(sockets[0], key, service.accept).close)
+            config = TcpConfig(job, timeout_s, peers_return=True)
+            own = Group(num_ranks, num_ranks + 1)
+            windows = TcpTransport(own, config, key, sockets[1], [self.places[1]] * own.world_size)
+            closing.callback(windows.close)
+            self._closing = closing.pop_all()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._closing.close()

@@ -9,7 +9,8 @@ from samovar.box.base import Center
 from samovar.box.board import Board
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, create_shards, drop_shards, take_shards
-from samovar.box.joining import BoxSeat, Endpoint
+from samovar.box.job_server import BUFFER
+from samovar.box.joining import BoxSeat, Endpoint, take_seat
 from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
@@ -72,6 +73,30 @@ class LaunchCenter:
         center = MappedCenter(self._center, member)
         # No rank leaves: its row shows its work to the end of the run.
         return BoxSeat(center, board, member, BufferShape.of_mapped(center), lambda: None)
+
+    def drop(self) -> None:
+        """It goes with the launcher."""
+
+
+class ServedCenter:
+    """The same center for a rank of another host, to which host 0's launcher serves it at `place`."""
+
+    way_out = LaunchCenter.way_out
+
+    def __init__(self, place: Endpoint, timeout_s: float) -> None:
+        self._place, self._timeout_s = place, timeout_s
+
+    def __str__(self) -> str:
+        return "the center"
+
+    def seat(self, ranks: Ranks, _shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """Take the seat in the row of the rank's number, once rank 0 has made the center."""
+        assert not joins, "a launch joins a box"
+        if not ranks.await_first(deadline):
+            raise DeadlineExceeded(f"rank 0 did not make the center; {self.way_out}")
+        if not ranks.is_first_there:
+            raise RankFailed(_no_weights(self))
+        return take_seat(self._place, BUFFER, f"rank {ranks.rank}", deadline, ranks.rank, self._timeout_s)
 
     def drop(self) -> None:
         """It goes with the launcher."""

@@ -3,21 +3,25 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from samovar.box.base import Push, Versions
+from samovar.box.base import Push, SeatCenter, Versions
 from samovar.box.mapped import MappedCenter
+from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.training.order_log import OrderLog, OrderWriter
 from samovar.transports.base import Array, Window
 
+ChunkCenter: TypeAlias = MappedCenter | RemoteCenter
+
 
 class WatchedCenter:
     """The operations of `center` that are neither recorded nor replayed: those at its start and end."""
 
-    def __init__(self, center: MappedCenter) -> None:
+    def __init__(self, center: SeatCenter) -> None:
         self._center = center
 
     @property
@@ -41,7 +45,7 @@ class WatchedCenter:
 class RecordingCenter(WatchedCenter):
     """A `samovar.box.base.Center` that writes each read and update of `center` into `log`."""
 
-    def __init__(self, center: MappedCenter, log: OrderWriter) -> None:
+    def __init__(self, center: SeatCenter, log: OrderWriter) -> None:
         super().__init__(center)
         self._log = log
 
@@ -141,18 +145,18 @@ class Turns:
 class ReplayedCenter(WatchedCenter):
     """A `samovar.box.base.Center` in which each chunk of `center` waits for its turn."""
 
-    def __init__(self, center: MappedCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
+    def __init__(self, center: ChunkCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
         super().__init__(center)
-        self._turns = turns
+        self._chunks, self._turns = center, turns
         self._deadline = deadline
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self._in_turn(
-            False, deadline, lambda chunk, part: self._center.read_chunks(chunk, destination[part], deadline)
+            False, deadline, lambda chunk, part: self._chunks.read_chunks(chunk, destination[part], deadline)
         )
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
-        center = self._center
+        center = self._chunks
         return self._in_turn(
             True,
             deadline,
@@ -160,13 +164,13 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._center
+        deadline, center = self._deadline(), self._chunks
         return self._in_background(
             deadline, lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline)
         )
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
-        center = self._center
+        center = self._chunks
         return self._in_turn(
             True,
             deadline,
@@ -174,7 +178,7 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._center
+        deadline, center = self._deadline(), self._chunks
         return self._in_background(
             deadline,
             lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
