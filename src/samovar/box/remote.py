@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -108,21 +109,18 @@ class RemoteCenter:
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)
 
-    def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
-        """See `samovar.box.mapped.MappedCenter`, as for the next two; of one chunk."""
-        return self._run(self._operation(Kind.READ, chunk=first_chunk), None, destination, deadline)
+    def read_chunks(self, first: int, out: Array, deadline: Deadline) -> Versions:
+        """See `samovar.box.mapped.MappedCenter`, as for the next two."""
+        return self._run(self._on_chunks(Kind.READ, first, out), None, out, deadline)
 
     def accumulate_chunks(
-        self, first_chunk: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0
+        self, first: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0
     ) -> Versions:
-        operation = self._operation(Kind.ACCUMULATE, sequence, momentum, first_chunk)
+        operation = self._on_chunks(Kind.ACCUMULATE, first, difference, sequence, momentum)
         return self._run(operation, difference, None, deadline)
 
-    def exchange_chunks(
-        self, first_chunk: int, sequence: int, weights: Array, moving_rate: float, deadline: Deadline
-    ) -> Versions:
-        operation = self._operation(Kind.EXCHANGE, sequence, moving_rate, first_chunk)
-        return self._run(operation, weights, weights, deadline)
+    def exchange_chunks(self, first: int, sequence: int, weights: Array, rate: float, deadline: Deadline) -> Versions:
+        return self._run(self._on_chunks(Kind.EXCHANGE, first, weights, sequence, rate), weights, weights, deadline)
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
@@ -137,8 +135,12 @@ class RemoteCenter:
                 ask(self._line.channel(deadline), Request(Kind.DETACH, self._line.next_call()), b"", deadline)
             self._line.disconnect()
 
-    def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0, chunk: int | None = None) -> Operation:
-        return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate, chunk)
+    def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
+        return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
+
+    def _on_chunks(self, kind: Kind, first: int, array: Array, sequence: int = 0, rate: float = 0.0) -> Operation:
+        shape = replace(self.shape, num_elements=array.size)
+        return Operation(kind, self._line.next_call(), self.member, shape, sequence, rate, first)
 
     def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> Push:
         def push(_job: Job) -> None:

@@ -23,7 +23,14 @@ from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
 from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
-from samovar.launcher.restart_policy import HostsPolicy, HostsRestartPolicy, InStepPolicy, RestartPolicy, blamed
+from samovar.launcher.restart_policy import (
+    HostsPolicy,
+    HostsRestartPolicy,
+    InStepPolicy,
+    RestartPolicy,
+    SharedPolicy,
+    blamed,
+)
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -142,20 +149,18 @@ class _RunningJob:
         self._readers = {rank: RecordReader() for rank in self._ranks}
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
-        failures, timeout_s, others = self._told.failures, config.timeout_s, self._others
-        if others is not None and not _survives(config):
-            return HostsPolicy(failures, timeout_s, others)
-        if not config.is_async:
-            return InStepPolicy(failures, timeout_s)
-        # A rank cannot come back alone where the data held by all wait for it, or one order.
-        may_restart = not (config.hold_data or config.record or config.replay)
-        kind = RestartPolicy if others is None else HostsRestartPolicy
-        common = (failures, self._board, self._show, config.strategy.group_size or 1, timeout_s)
-        policy = kind(config.workers, may_restart, *common)
-        if isinstance(policy, HostsRestartPolicy):
-            assert config.hosts is not None
-            assert others is not None
-            policy.share(config.hosts, self._ranks, others)
+        failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
+        if not _survives(config):
+            policy = (InStepPolicy if hosts is None else HostsPolicy)(failures, timeout_s)
+        else:
+            # A rank cannot come back alone where the data held by all wait for it, or one order.
+            may_restart = not (config.hold_data or config.record or config.replay)
+            common = (failures, self._board, self._show, config.strategy.group_size or 1, timeout_s)
+            policy = (RestartPolicy if hosts is None else HostsRestartPolicy)(config.workers, may_restart, *common)
+        if isinstance(policy, SharedPolicy):
+            assert hosts is not None
+            assert self._others is not None
+            policy.share(self._others, hosts.hosts, self._ranks)
         return policy
 
     def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
@@ -267,11 +272,12 @@ class _RunningJob:
 
 
 def _survives(config: RunConfig) -> bool:
-    """Whether workers of several hosts do without a lost one: none waits for it, or reads data in its memory."""
+    """Whether others do without a lost worker: none waits for it, or reads data in the memory of another host."""
     size, hosts = config.strategy.group_size or 1, config.hosts
-    assert hosts is not None
-    groups = [range(first, first + size) for first in range(0, config.workers, size)]
-    return config.is_async and not config.hold_data and all(group[-1] in hosts.of(group[0]).ranks for group in groups)
+    if hosts is None or not config.is_async:
+        return config.is_async
+    firsts = range(0, config.workers, size)
+    return not config.hold_data and all(first + size - 1 in hosts.of(first).ranks for first in firsts)
 
 
 def run_without_folder(

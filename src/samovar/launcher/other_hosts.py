@@ -84,8 +84,7 @@ class _Launcher:
 
     def ranks_changed(self, ranks: Sequence[int], *, are_gone: bool) -> None:
         """Tell the launchers that are linked to this one of ranks that come back or are gone."""
-        for number in self.met.links:
-            self._send(number, {"is": "changed", "ranks": list(ranks), "gone": are_gone})
+        self._send_all({"is": "changed", "ranks": list(ranks), "gone": are_gone})
 
     def lingers(self) -> bool:
         """See `HostsRestartPolicy`. Host 0 never does: without a rank there is no run."""
@@ -114,6 +113,10 @@ class _Launcher:
         for number, message, content in found:
             self._hear(number, message, content)
         return bool(found)
+
+    def _send_all(self, message: Mapping[str, Any]) -> None:
+        for number in self.met.links:
+            self._send(number, message)
 
     def _send(self, number: int, message: Mapping[str, Any], content: bytes = b"") -> None:
         """Send a message, if the host is still there; the thread that listens to it notices if it is not."""
@@ -145,8 +148,7 @@ class Host0(_Launcher):
         """
         self._files = list(files.values())
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        for number in self.met.links:
-            self._send(number, {"is": "begin", "config": config, "files": sizes})
+        self._send_all({"is": "begin", "config": config, "files": sizes})
         while len(self._ready) < len(self.met.links):
             if not self._wait(Deadline.after(self.timeout_s)):
                 waiting = ", ".join(str(self._name(n)) for n in self.met.links if n not in self._ready)
@@ -159,11 +161,8 @@ class Host0(_Launcher):
     def signalled(self, _number: int) -> None:
         """Tell the others what was asked for here."""
         signals = self.duties.signals
-        if signals.kill_signal:
-            return
-        for number in self.met.links:
-            message = {"is": "requests", "stop": signals.stop_signal, "snapshots": signals.num_snapshots}
-            self._send(number, message)
+        if not signals.kill_signal:
+            self._send_all({"is": "requests", "stop": signals.stop_signal, "snapshots": signals.num_snapshots})
 
     def forward(self, _rank: int, _record: Record) -> bool:
         """Whether a record of this host's ranks went to another host."""
@@ -180,8 +179,7 @@ class Host0(_Launcher):
         has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
         survives = has_result and self.duties.restarts is not None
         must_end = bool((has_failed and not survives) or signals.kill_signal or self._must_end)
-        for number in self.met.links:
-            self._send(number, {"is": "kill" if must_end else "over"})
+        self._send_all({"is": "kill" if must_end else "over"})
         deadline = Deadline.after(_ENDING_S if must_end else self.timeout_s)
         while self._missing() and self._wait(deadline):
             pass
@@ -196,9 +194,7 @@ class Host0(_Launcher):
 
     def tell_outcome(self, outcome: RunResult | SamovarError | None) -> None:
         """Tell the others the result, or the error that ends the run."""
-        message = {"is": "outcome", **told(outcome)}
-        for number in self.met.links:
-            self._send(number, message)
+        self._send_all({"is": "outcome", **told(outcome)})
 
     @property
     def _must_end(self) -> bool:
@@ -250,8 +246,8 @@ class Host0(_Launcher):
             return False
         self._over.add(number)
         self.met.links[number].end()
-        ranks, restarts = self.met.hosts.hosts[number].ranks, self._duties.restarts
-        restarts.changed(ranks, are_gone=True)
+        ranks = self.met.hosts.hosts[number].ranks
+        self._duties.restarts.changed(ranks, are_gone=True)
         self.ranks_changed(ranks, are_gone=True)
         text = f"{self._name(number)} is lost: {why}; the others continue without it"
         self._duties.take(ranks[0], Notice(level="warning", text=text))
@@ -265,7 +261,8 @@ class Host0(_Launcher):
                 if message["gone"]:
                     self.ranks_changed(message["ranks"], are_gone=True)
             case "order" if duties.orders is not None:
-                with duties.orders.writing_order(message["rank"]) as path, path.open(message["mode"]) as file:
+                mode = "ab" if message["goes_on"] else "wb"
+                with duties.orders.writing_order(int(message["rank"])) as path, path.open(mode) as file:
                     file.write(content)
             case "record":
                 duties.take(message["rank"], from_json(message["record"]))
@@ -325,7 +322,7 @@ class OtherHost(_Launcher):
         """Copy a rank's record, if it made one, into host 0's folder."""
         content = path.read_bytes() if path.exists() else b""
         for start in range(0, len(content), MOST_BYTES):
-            message = {"is": "order", "rank": rank, "mode": "ab" if start else "wb"}
+            message = {"is": "order", "rank": rank, "goes_on": start > 0}
             self._send(0, message, content[start : start + MOST_BYTES])
 
     def lingers(self) -> bool:

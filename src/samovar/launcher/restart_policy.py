@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
-from samovar.core.group import JobHosts, rank_names
+from samovar.core.group import Host, rank_names
 from samovar.launch.processes import RankEnd
 from samovar.launch.watch import Consequence, EndPolicy
 from samovar.report.records import Failed, Notice, Record
@@ -73,25 +73,35 @@ class Reports(Protocol):
         """Whether this host's launcher waits for ranks of others when its own have ended."""
 
 
-class HostsPolicy(InStepPolicy):
-    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
+class SharedPolicy(InStepPolicy):
+    """The part of a policy that ranks of several hosts have; `share` it before a rank starts."""
 
-    def __init__(self, failures: Mapping[int, Failed], timeout_s: float, others: Reports) -> None:
-        super().__init__(failures, timeout_s)
-        self._others = others
+    def share(self, others: Reports, hosts: Sequence[Host], own: Sequence[int]) -> None:
+        """The ranks of `hosts` are watched by this launcher, which has its `own`, and by `others`."""
+        self._others, self._own = others, own
+        self._name(hosts)
+
+    def _name(self, hosts: Sequence[Host]) -> None:
+        """Call ranks by their hosts."""
 
     def consequence(self, end: RankEnd) -> Consequence:
-        """Report the end to host 0."""
-        self._others.rank_ended(end)
-        return super().consequence(end)
+        """Report the end, if it counts."""
+        what = super().consequence(end)
+        if what.counts:
+            self._others.rank_ended(end)
+        return what
+
+    def others_patience_s(self) -> float:
+        """How long ranks of this host may continue after the reports of others."""
+        return self._others.patience_s(self)
+
+
+class HostsPolicy(SharedPolicy):
+    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
 
     def patience_s(self, end: RankEnd) -> float:
         """A rank that waited for another, or lost its connection, did not cause the failure."""
         return 0.0 if is_cause(end, self._failures) else self.waiting_s
-
-    def others_patience_s(self) -> float:
-        """The same for ranks of other hosts."""
-        return self._others.patience_s(self)
 
 
 def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
@@ -249,30 +259,18 @@ class RestartPolicy(InStepPolicy):
         return any(steps) or 0 not in self._group_of(end.rank)
 
 
-class HostsRestartPolicy(RestartPolicy):
+class HostsRestartPolicy(SharedPolicy, RestartPolicy):
     """The same on several hosts: each launcher starts its own ranks again, and the others learn of it.
 
     The run needs a rank of host 0, which tests and saves.
     """
 
-    def share(self, hosts: JobHosts, own: Sequence[int], others: Reports) -> None:
-        """Share the run with `others`, whose ranks are on these `hosts`; to be called before a rank starts."""
-        self._names, self._needed = rank_names(hosts.hosts), hosts.hosts[0].ranks
-        self._own, self._others = own, others
-
-    def consequence(self, end: RankEnd) -> Consequence:
-        what = super().consequence(end)
-        if what.counts:
-            self._others.rank_ended(end)
-        return what
+    def _name(self, hosts: Sequence[Host]) -> None:
+        self._names, self._needed = rank_names(hosts), hosts[0].ranks
 
     def _decide(self, group: range, *, are_gone: bool) -> None:
         super()._decide(group, are_gone=are_gone)
         self._others.ranks_changed(group, are_gone=are_gone)
-
-    def others_patience_s(self) -> float:
-        """How long ranks of this host may continue after the reports of others."""
-        return self._others.patience_s(self)
 
     def lingers(self) -> bool:
         """A host of which a rank is gone waits for the end of the run on the others."""

@@ -24,7 +24,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.membership.kept_center import KeptCenter
 from samovar.membership.ranks import JobRanks
-from samovar.transports.keys import key_path, make_key, read_key
+from samovar.transports.keys import make_key, read_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.unix_sockets import join_files, offer_files
@@ -123,16 +123,14 @@ def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int
 def _start_server(key_file: Path, listening: socket.socket, files: tuple[int, ...]) -> None:
     """Start it in its own session, without output: it outlives this process if other ranks continue."""
     descriptors = (listening.fileno(), *files)
-    inherited = [int(key_file.name)] if key_file.parent == key_path(0).parent else []  # a key that no file has
-    shown = key_file if inherited else key_file.resolve()
-    command = [sys.executable, "-P", "-m", "samovar.box.job_server", str(shown), *map(str, descriptors)]
+    command = [sys.executable, "-P", "-m", "samovar.box.job_server", str(key_file.resolve()), *map(str, descriptors)]
     try:
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(*descriptors, *inherited),
+            pass_fds=descriptors,
             cwd="/",
             start_new_session=True,
         )

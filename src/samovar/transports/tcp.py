@@ -132,7 +132,7 @@ class TcpTransport(PeerTransport):
             who = self.names[self.group.rank]
             sides = (who, f"{who}: {self.names[peer]}")
             link.channel = connect(self._addresses[peer], self._key, *sides, deadline, lambda: self.lost(peer))
-            hello = PeerHello(self._config.job, self.group.rank, peer, len(self._addresses))
+            hello = PeerHello(self._config.job, self.group.rank, peer, max(peer + 1, self.group.world_size))
             link.channel.send(hello.pack(), None, deadline)
         if window.number not in link.windows:
             memory = window.memory
