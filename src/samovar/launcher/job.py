@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -23,14 +24,7 @@ from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
 from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
-from samovar.launcher.restart_policy import (
-    HostsPolicy,
-    HostsRestartPolicy,
-    InStepPolicy,
-    RestartPolicy,
-    SharedPolicy,
-    blamed,
-)
+from samovar.launcher.restart_policy import HostsPolicy, InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -155,12 +149,15 @@ class _RunningJob:
         else:
             # A rank cannot come back alone where the data held by all wait for it, or one order.
             may_restart = not (config.hold_data or config.record or config.replay)
-            common = (failures, self._board, self._show, config.strategy.group_size or 1, timeout_s)
-            policy = (RestartPolicy if hosts is None else HostsRestartPolicy)(config.workers, may_restart, *common)
-        if isinstance(policy, SharedPolicy):
-            assert hosts is not None
-            assert self._others is not None
-            policy.share(self._others, hosts.hosts, self._ranks)
+            common = (
+                failures,
+                self._board,
+                partial(self._tell, self._ranks[0]),
+                config.strategy.group_size or 1,
+                timeout_s,
+            )
+            shared = () if hosts is None or self._others is None else (hosts.hosts, self._others.ranks_changed)
+            policy = RestartPolicy(config.workers, may_restart, *common, *shared)
         return policy
 
     def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
@@ -191,8 +188,8 @@ class _RunningJob:
         common = (self._command, logs, self._board, inherited, self._take, num_threads, self._policy, effects)
         if others is None:
             return Launch(*common)
-        launch = Launch(*common, self._listening(), others, others.signalled)
-        restarts = self._policy if isinstance(self._policy, HostsRestartPolicy) else None
+        launch = Launch(*common, self._listening(), others)
+        restarts = self._policy if isinstance(self._policy, RestartPolicy) else None
         seen = (self._board, self._told.failures, self._keep, self._state, restarts)
         others.attach(HostDuties(launch.signals, *seen, self._folder if self._config.record else None))
         return launch
@@ -214,9 +211,6 @@ class _RunningJob:
     def _take(self, rank: int, data: bytes) -> None:
         for record in self._readers[rank].feed(data):
             self._tell(rank, record)
-
-    def _show(self, record: Record) -> None:
-        self._tell(self._ranks[0], record)
 
     def _tell(self, rank: int, record: Record) -> None:
         """Keep the report here, or send it to host 0."""

@@ -16,8 +16,9 @@ from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, Samova
 from samovar.core.group import Host
 from samovar.launch.meeting import Met
 from samovar.launch.processes import RankEnd, Signals
+from samovar.launch.watch import EndPolicy
 from samovar.launcher.outcomes import error_of, heard, told
-from samovar.launcher.restart_policy import HostsRestartPolicy, InStepPolicy, is_cause
+from samovar.launcher.restart_policy import RestartPolicy, is_cause
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.records import Failed, Notice, Record, from_json, to_json
 from samovar.report.result import RunResult
@@ -50,7 +51,7 @@ class HostDuties:
     failures: Mapping[int, Failed]
     take: Callable[[int, Record], None]
     state: Callable[[int], RankState]
-    restarts: HostsRestartPolicy | None = None
+    restarts: RestartPolicy | None = None
     orders: RunFolder | None = None
 
 
@@ -82,12 +83,12 @@ class _Launcher:
         for item in held:
             self._hear(*item)
 
-    def ranks_changed(self, ranks: Sequence[int], *, are_gone: bool) -> None:
+    def ranks_changed(self, ranks: Sequence[int], are_gone: bool) -> None:
         """Tell the launchers that are linked to this one of ranks that come back or are gone."""
         self._send_all({"is": "changed", "ranks": list(ranks), "gone": are_gone})
 
     def lingers(self) -> bool:
-        """See `HostsRestartPolicy`. Host 0 never does: without a rank there is no run."""
+        """Host 0 never does: without a rank there the run ends."""
         return False
 
     def fileno(self) -> int:
@@ -158,7 +159,7 @@ class Host0(_Launcher):
     def rank_ended(self, _end: RankEnd) -> None:
         """A rank of this host; see `settled`."""
 
-    def signalled(self, _number: int) -> None:
+    def signalled(self) -> None:
         """Tell the others what was asked for here."""
         signals = self.duties.signals
         if not signals.kill_signal:
@@ -168,7 +169,7 @@ class Host0(_Launcher):
         """Whether a record of this host's ranks went to another host."""
         return False
 
-    def patience_s(self, policy: InStepPolicy) -> float:
+    def patience_s(self, policy: EndPolicy) -> float:
         """How long this host's ranks may continue after the reports of the others."""
         if self._must_end:
             return 0.0
@@ -179,7 +180,7 @@ class Host0(_Launcher):
         has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
         survives = has_result and self.duties.restarts is not None
         must_end = bool((has_failed and not survives) or signals.kill_signal or self._must_end)
-        self._send_all({"is": "kill" if must_end else "over"})
+        self._send_all({"is": "over", "kills": must_end})
         deadline = Deadline.after(_ENDING_S if must_end else self.timeout_s)
         while self._missing() and self._wait(deadline):
             pass
@@ -248,7 +249,7 @@ class Host0(_Launcher):
         self.met.links[number].end()
         ranks = self.met.hosts.hosts[number].ranks
         self._duties.restarts.changed(ranks, are_gone=True)
-        self.ranks_changed(ranks, are_gone=True)
+        self.ranks_changed(ranks, True)
         text = f"{self._name(number)} is lost: {why}; the others continue without it"
         self._duties.take(ranks[0], Notice(level="warning", text=text))
         return True
@@ -259,7 +260,7 @@ class Host0(_Launcher):
             case "changed" if duties.restarts is not None:
                 duties.restarts.changed(message["ranks"], are_gone=message["gone"])
                 if message["gone"]:
-                    self.ranks_changed(message["ranks"], are_gone=True)
+                    self.ranks_changed(message["ranks"], True)
             case "order" if duties.orders is not None:
                 mode = "ab" if message["goes_on"] else "wb"
                 with duties.orders.writing_order(int(message["rank"])) as path, path.open(mode) as file:
@@ -271,7 +272,7 @@ class Host0(_Launcher):
                 self._ends.append(RankEnd(message["rank"], message["code"]))
             case "signal":
                 duties.signals.hear(message["stop"], duties.signals.num_snapshots + message["snapshots"], duties.board)
-                self.signalled(0)
+                self.signalled()
 
     def _give(self, number: int, path: Path, offset: int) -> None:
         with path.open("rb") as file:
@@ -313,23 +314,21 @@ class OtherHost(_Launcher):
     def rank_ended(self, end: RankEnd) -> None:
         """Tell host 0 of a rank of this host."""
         state, orders = self.duties.state(end.rank), self.duties.orders
-        if orders is not None:
-            self._send_order(end.rank, orders.order(end.rank))
+        has_order = orders is not None and orders.order(end.rank).exists()
+        order = orders.order(end.rank).read_bytes() if orders is not None and has_order else b""
+        for start in range(0, len(order), MOST_BYTES):
+            message = {"is": "order", "rank": end.rank, "goes_on": start > 0}
+            self._send(0, message, order[start : start + MOST_BYTES])
         message = {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log}
         self._send(0, message)
 
-    def _send_order(self, rank: int, path: Path) -> None:
-        """Copy a rank's record, if it made one, into host 0's folder."""
-        content = path.read_bytes() if path.exists() else b""
-        for start in range(0, len(content), MOST_BYTES):
-            message = {"is": "order", "rank": rank, "goes_on": start > 0}
-            self._send(0, message, content[start : start + MOST_BYTES])
-
     def lingers(self) -> bool:
-        """Until host 0 says that the run is over, or is lost."""
-        return not (self._is_over or self._must_end or self._lost or self._outcome)
+        """A host whose ranks are gone stays until host 0 says that the run is over, or is lost."""
+        restarts = None if self._duties is None else self._duties.restarts
+        is_over = self._is_over or self._must_end or self._lost or self._outcome
+        return not is_over and restarts is not None and restarts.are_gone(self.host.ranks)
 
-    def signalled(self, _number: int) -> None:
+    def signalled(self) -> None:
         """Tell host 0 what was asked for here."""
         signals = self.duties.signals
         if signals.kill_signal:
@@ -342,7 +341,7 @@ class OtherHost(_Launcher):
         self._send(0, {"is": "record", "rank": rank, "record": to_json(record)})
         return True
 
-    def patience_s(self, _policy: InStepPolicy) -> float:
+    def patience_s(self, _policy: EndPolicy) -> float:
         """How long this host's ranks may continue after the messages of host 0."""
         return 0.0 if self._must_end or self._lost or self._outcome else math.inf
 
@@ -389,10 +388,8 @@ class OtherHost(_Launcher):
                 self._begin = message
             case "part":
                 self._parts.append(content)
-            case "kill":
-                self._must_end = True
             case "over":
-                self._is_over = True
+                self._is_over, self._must_end = True, message["kills"]
             case "outcome":
                 self._outcome = message
             case "requests" | "changed" if self._duties is None:

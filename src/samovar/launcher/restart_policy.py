@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
 from samovar.core.group import Host, rank_names
@@ -57,46 +56,7 @@ class InStepPolicy(EndPolicy):
         return result
 
 
-class Reports(Protocol):
-    """The launchers of other hosts, for the policy of this one."""
-
-    def rank_ended(self, end: RankEnd, /) -> None:
-        """A rank of this host has ended, and does not come back."""
-
-    def ranks_changed(self, ranks: Sequence[int], /, *, are_gone: bool) -> None:
-        """Ranks of this host come back, or are gone."""
-
-    def patience_s(self, policy: InStepPolicy, /) -> float:
-        """How long this host's ranks may continue after the reports of others."""
-
-    def lingers(self) -> bool:
-        """Whether this host's launcher waits for ranks of others when its own have ended."""
-
-
-class SharedPolicy(InStepPolicy):
-    """The part of a policy that ranks of several hosts have; `share` it before a rank starts."""
-
-    def share(self, others: Reports, hosts: Sequence[Host], own: Sequence[int]) -> None:
-        """The ranks of `hosts` are watched by this launcher, which has its `own`, and by `others`."""
-        self._others, self._own = others, own
-        self._name(hosts)
-
-    def _name(self, hosts: Sequence[Host]) -> None:
-        """Call ranks by their hosts."""
-
-    def consequence(self, end: RankEnd) -> Consequence:
-        """Report the end, if it counts."""
-        what = super().consequence(end)
-        if what.counts:
-            self._others.rank_ended(end)
-        return what
-
-    def others_patience_s(self) -> float:
-        """How long ranks of this host may continue after the reports of others."""
-        return self._others.patience_s(self)
-
-
-class HostsPolicy(SharedPolicy):
+class HostsPolicy(InStepPolicy):
     """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
 
     def patience_s(self, end: RankEnd) -> float:
@@ -116,6 +76,9 @@ class RestartPolicy(InStepPolicy):
     If it `may_restart`, a rank that a signal killed is restarted, unless it made no step in two lives in a row. A rank
     that gave up, or that makes no progress, is gone, and `board` tells the others. The `group_size` ranks of a group
     step together: they come back together, when all have ended, or not at all. `show` shows a record.
+
+    If ranks are on several `hosts`, each launcher starts its own again, and `tells` the others which come back or are
+    gone. Such a run needs a rank of host 0, which tests and saves.
     """
 
     def __init__(
@@ -127,14 +90,17 @@ class RestartPolicy(InStepPolicy):
         show: Callable[[Record], None],
         group_size: int = 1,
         timeout_s: float = math.inf,
+        hosts: Sequence[Host] = (),
+        tells: Callable[[Sequence[int], bool], None] = lambda _ranks, _are_gone: None,
     ) -> None:
         super().__init__(failures, timeout_s)
         self._may_restart = may_restart
         self._board = board
         self._show = show
         self._group_size = group_size
-        self._names = [f"rank {rank}" for rank in range(world_size)]
-        self._needed: Sequence[int] = range(world_size)
+        self._names = rank_names(hosts) if hosts else [f"rank {rank}" for rank in range(world_size)]
+        self._needed = set(hosts[0].ranks if hosts else range(world_size))
+        self._tells_others = tells
         self._num_restarts = [0] * world_size
         self._num_fruitless_lives = [0] * world_size
         self._steps_at_start = [0] * world_size
@@ -181,8 +147,13 @@ class RestartPolicy(InStepPolicy):
             else:
                 self._num_restarts[rank] += 1
 
+    def are_gone(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them are."""
+        return self._gone.issuperset(ranks)
+
     def _decide(self, group: range, *, are_gone: bool) -> None:
         self.changed(group, are_gone=are_gone)
+        self._tells_others(group, are_gone)
 
     def _awaiting(self, group: range) -> Consequence:
         """The ranks of a group that comes back start when the last of them has ended."""
@@ -230,7 +201,7 @@ class RestartPolicy(InStepPolicy):
 
     @property
     def _are_left(self) -> bool:
-        return not self._gone.issuperset(self._needed)
+        return not self._needed <= self._gone
 
     @property
     def _is_input_wrong(self) -> bool:
@@ -257,24 +228,6 @@ class RestartPolicy(InStepPolicy):
         """Whether the others can continue without the rank: its group may still owe the center its first weights."""
         steps = [self._board.read(rank, BoardWord.STEPS_DONE) for rank in range(len(self._num_restarts))]
         return any(steps) or 0 not in self._group_of(end.rank)
-
-
-class HostsRestartPolicy(SharedPolicy, RestartPolicy):
-    """The same on several hosts: each launcher starts its own ranks again, and the others learn of it.
-
-    The run needs a rank of host 0, which tests and saves.
-    """
-
-    def _name(self, hosts: Sequence[Host]) -> None:
-        self._names, self._needed = rank_names(hosts), hosts[0].ranks
-
-    def _decide(self, group: range, *, are_gone: bool) -> None:
-        super()._decide(group, are_gone=are_gone)
-        self._others.ranks_changed(group, are_gone=are_gone)
-
-    def lingers(self) -> bool:
-        """A host of which a rank is gone waits for the end of the run on the others."""
-        return not self._gone.isdisjoint(self._own) and self._others.lingers()
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -7,17 +7,15 @@ from types import TracebackType
 from typing import Self
 
 from samovar.box.board import Board, create_board
-from samovar.box.buffers import NamedBuffers, new_token
-from samovar.box.job_server import CONNECTIONS_PER_MEMBER, HandedMemory
-from samovar.box.seats import BufferHost
-from samovar.box.serving import Service, ServingConfig
+from samovar.box.buffers import new_token
+from samovar.box.job_server import served
 from samovar.core.group import Group
 from samovar.core.host import create_empty
 from samovar.strategies.box_terms import BoxWord, Readiness
 from samovar.transports.keys import Key
 from samovar.transports.secure import Address
 from samovar.transports.tcp import TcpTransport
-from samovar.transports.tcp_listen import Listener, address_of, listen
+from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.tcp_service import TcpConfig
 
 
@@ -76,12 +74,7 @@ class ServedMemory(KeptMemory):
             closing.callback(super().__exit__, None, None, None)
             sockets = [closing.enter_context(listen(address)) for _ in range(2)]
             self.places: tuple[Address, ...] = tuple(map(address_of, sockets))
-            buffers = NamedBuffers(HandedMemory(os.dup(center), os.dup(board)))
-            closing.callback(buffers.close)
-            most = CONNECTIONS_PER_MEMBER * num_ranks
-            service = Service(BufferHost(buffers), ServingConfig(timeout_s, absent_s=timeout_s, most_connections=most))
-            closing.callback(service.close)
-            closing.callback(Listener(sockets[0], key, service.accept).close)
+            closing.enter_context(served(sockets[0], key, os.dup(center), os.dup(board), timeout_s))
             config = TcpConfig(job, timeout_s, peers_return=True)
             own = Group(num_ranks, num_ranks + 1)
             windows = TcpTransport(own, config, key, sockets[1], [self.places[1]] * own.world_size)

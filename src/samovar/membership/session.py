@@ -78,16 +78,11 @@ class LaunchCenter:
         """It goes with the launcher."""
 
 
-class ServedCenter:
+class ServedCenter(LaunchCenter):
     """The same center for a rank of another host, to which host 0's launcher serves it at `place`."""
-
-    way_out = LaunchCenter.way_out
 
     def __init__(self, place: Endpoint, timeout_s: float) -> None:
         self._place, self._timeout_s = place, timeout_s
-
-    def __str__(self) -> str:
-        return "the center"
 
     def seat(self, ranks: Ranks, _shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
         """Take the seat in the row of the rank's number, once rank 0 has made the center."""
@@ -97,9 +92,6 @@ class ServedCenter:
         if not ranks.is_first_there:
             raise RankFailed(_no_weights(self))
         return take_seat(self._place, BUFFER, f"rank {ranks.rank}", deadline, ranks.rank, self._timeout_s)
-
-    def drop(self) -> None:
-        """It goes with the launcher."""
 
 
 class BoxCenter:

@@ -17,7 +17,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.launcher.box_plan import drop_command, there_already
-from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps, SeldomRows
+from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
 from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
@@ -186,8 +186,9 @@ class RunCenter:
         seat, rule = self._session.seat, self._context.config.stop_rule or MEAN
         start_step, ranks = self._session.start_step, self._ranks
         if not isinstance(self._place, BoxCenter):
-            rows = seat.board if isinstance(seat.board, Board) else SeldomRows(seat.board, _LOOK_FAR_EVERY_S)
-            return LaunchMembers(rows, seat.member, ranks.world_size, ranks.first_left, rule, start_step)
+            every_s = 0.0 if isinstance(seat.board, Board) else _LOOK_FAR_EVERY_S
+            common = (ranks.world_size, ranks.first_left, rule, start_step, every_s)
+            return LaunchMembers(seat.board, seat.member, *common)
         every_s = _LOOK_FAR_EVERY_S if self._place.places.is_far else _LOOK_EVERY_S
         return BoxMembers(seat.board, seat.member, ranks.all, RunSteps(rule, start_step), self._goal, every_s)
 
