@@ -24,7 +24,7 @@ from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
 from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
-from samovar.launcher.restart_policy import HostsPolicy, InStepPolicy, RestartPolicy, blamed
+from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -145,20 +145,13 @@ class _RunningJob:
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
         if not _survives(config):
-            policy = (InStepPolicy if hosts is None else HostsPolicy)(failures, timeout_s)
-        else:
-            # A rank cannot come back alone where the data held by all wait for it, or one order.
-            may_restart = not (config.hold_data or config.record or config.replay)
-            common = (
-                failures,
-                self._board,
-                partial(self._tell, self._ranks[0]),
-                config.strategy.group_size or 1,
-                timeout_s,
-            )
-            shared = () if hosts is None or self._others is None else (hosts.hosts, self._others.ranks_changed)
-            policy = RestartPolicy(config.workers, may_restart, *common, *shared)
-        return policy
+            return InStepPolicy(failures, timeout_s)
+        # A rank cannot come back alone where the data held by all wait for it, or one order.
+        may_restart = not (config.hold_data or config.record or config.replay)
+        show, group_size = partial(self._tell, self._ranks[0]), config.strategy.group_size or 1
+        common = (may_restart, failures, self._board, show, group_size, timeout_s)
+        shared = () if hosts is None or self._others is None else (hosts.hosts, self._others.ranks_changed)
+        return RestartPolicy(config.workers, *common, *shared)
 
     def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
         config, told, others = self._config, self._told, self._others
@@ -190,8 +183,8 @@ class _RunningJob:
             return Launch(*common)
         launch = Launch(*common, self._listening(), others)
         restarts = self._policy if isinstance(self._policy, RestartPolicy) else None
-        seen = (self._board, self._told.failures, self._keep, self._state, restarts)
-        others.attach(HostDuties(launch.signals, *seen, self._folder if self._config.record else None))
+        seen = (self._board, self._told.failures, self._keep, self._state, self._folder)
+        others.attach(HostDuties(launch.signals, *seen, restarts))
         return launch
 
     def _listening(self) -> dict[int, int]:

@@ -24,7 +24,7 @@ from samovar.report.records import Failed, Notice, Record, from_json, to_json
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.transports.links import MOST_BYTES, Inbox
-from samovar.transports.shm import RunBoard
+from samovar.transports.shm import BoardWord, RunBoard
 
 _ENDING_S = 15.0  # for ranks that are killed, on a busy machine
 _OUTCOME_S = 30.0  # for host 0 to write the result
@@ -42,8 +42,8 @@ class RankState:
 class HostDuties:
     """The running job, for messages of other hosts; see `samovar.launcher.job`.
 
-    `take` gets a record of a rank, `state` says how far a rank of this host is. `restarts` is the policy of workers
-    that do not wait for each other. Their `orders` are in this folder if they are recorded.
+    `take` gets a record of a rank, `state` says how far a rank of this host is. Its files are in `folder`. `restarts` is
+    the policy of workers that do not wait for each other.
     """
 
     signals: Signals
@@ -51,8 +51,8 @@ class HostDuties:
     failures: Mapping[int, Failed]
     take: Callable[[int, Record], None]
     state: Callable[[int], RankState]
+    folder: RunFolder
     restarts: RestartPolicy | None = None
-    orders: RunFolder | None = None
 
 
 class _Launcher:
@@ -261,9 +261,9 @@ class Host0(_Launcher):
                 duties.restarts.changed(message["ranks"], are_gone=message["gone"])
                 if message["gone"]:
                     self.ranks_changed(message["ranks"], True)
-            case "order" if duties.orders is not None:
+            case "order":
                 mode = "ab" if message["goes_on"] else "wb"
-                with duties.orders.writing_order(int(message["rank"])) as path, path.open(mode) as file:
+                with duties.folder.writing_order(int(message["rank"])) as path, path.open(mode) as file:
                     file.write(content)
             case "record":
                 duties.take(message["rank"], from_json(message["record"]))
@@ -313,9 +313,8 @@ class OtherHost(_Launcher):
 
     def rank_ended(self, end: RankEnd) -> None:
         """Tell host 0 of a rank of this host."""
-        state, orders = self.duties.state(end.rank), self.duties.orders
-        has_order = orders is not None and orders.order(end.rank).exists()
-        order = orders.order(end.rank).read_bytes() if orders is not None and has_order else b""
+        state, path = self.duties.state(end.rank), self.duties.folder.order(end.rank)
+        order = path.read_bytes() if path.exists() else b""
         for start in range(0, len(order), MOST_BYTES):
             message = {"is": "order", "rank": end.rank, "goes_on": start > 0}
             self._send(0, message, order[start : start + MOST_BYTES])
@@ -324,9 +323,8 @@ class OtherHost(_Launcher):
 
     def lingers(self) -> bool:
         """A host whose ranks are gone stays until host 0 says that the run is over, or is lost."""
-        restarts = None if self._duties is None else self._duties.restarts
-        is_over = self._is_over or self._must_end or self._lost or self._outcome
-        return not is_over and restarts is not None and restarts.are_gone(self.host.ranks)
+        is_over, board = self._is_over or self._lost or self._outcome, self.duties.board
+        return not is_over and all(board.read(rank, BoardWord.IS_GONE) for rank in self.host.ranks)
 
     def signalled(self) -> None:
         """Tell host 0 what was asked for here."""

@@ -32,11 +32,8 @@ class InStepPolicy(EndPolicy):
         self._timeout_s = timeout_s
 
     def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited without success did not cause the failure: the others give up too."""
-        failure = self._failures.get(end.rank)
-        if failure is None or failure.kind != DeadlineExceeded.__name__:
-            return 0.0
-        return self.waiting_s
+        """A rank that waited without success, or lost a connection, did not cause the failure: others give up too."""
+        return 0.0 if is_cause(end, self._failures) else self.waiting_s
 
     @property
     def waiting_s(self) -> float:
@@ -54,14 +51,6 @@ class InStepPolicy(EndPolicy):
     def counted(self, result: RunResult) -> RunResult:
         """`result` with the number of restarts of each worker."""
         return result
-
-
-class HostsPolicy(InStepPolicy):
-    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
-
-    def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited for another, or lost its connection, did not cause the failure."""
-        return 0.0 if is_cause(end, self._failures) else self.waiting_s
 
 
 def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
@@ -146,10 +135,6 @@ class RestartPolicy(InStepPolicy):
                 self._board.post(rank, BoardWord.IS_GONE, 1)
             else:
                 self._num_restarts[rank] += 1
-
-    def are_gone(self, ranks: Sequence[int]) -> bool:
-        """Whether all of them are."""
-        return self._gone.issuperset(ranks)
 
     def _decide(self, group: range, *, are_gone: bool) -> None:
         self.changed(group, are_gone=are_gone)

@@ -87,10 +87,7 @@ class ServedCenter(LaunchCenter):
     def seat(self, ranks: Ranks, _shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
         """Take the seat in the row of the rank's number, once rank 0 has made the center."""
         assert not joins, "a launch joins a box"
-        if not ranks.await_first(deadline):
-            raise DeadlineExceeded(f"rank 0 did not make the center; {self.way_out}")
-        if not ranks.is_first_there:
-            raise RankFailed(_no_weights(self))
+        _await_first(self, ranks, deadline)
         return take_seat(self._place, BUFFER, f"rank {ranks.rank}", deadline, ranks.rank, self._timeout_s)
 
 
@@ -143,10 +140,7 @@ class BoxCenter:
             there = create_shards(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
             if there is not None:
                 raise InputError(self._there_already(there, self._name))
-        if not ranks.await_first(deadline):
-            raise DeadlineExceeded(f"rank 0 did not take its seat at {self}; {self.way_out}")
-        if not ranks.is_first_there:
-            raise RankFailed(_no_weights(self))
+        _await_first(self, ranks, deadline)
 
     def _take_again(self, index: int, deadline: Deadline) -> BoxSeat:
         try:
@@ -241,6 +235,13 @@ class Session:
         if not self._joins and self._ranks.is_gone(0):
             return True
         return self.seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
+
+
+def _await_first(place: CenterPlace[Any], ranks: Ranks, deadline: Deadline) -> None:
+    if not ranks.await_first(deadline):
+        raise DeadlineExceeded(f"rank 0 did not take its seat at {place}; {place.way_out}")
+    if not ranks.is_first_there:
+        raise RankFailed(_no_weights(place))
 
 
 def _no_weights(place: object) -> str:

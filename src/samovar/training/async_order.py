@@ -5,14 +5,12 @@ from functools import partial
 from typing import Protocol
 
 from samovar.box.base import Center, SeatCenter
-from samovar.box.mapped import MappedCenter
-from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.report.run_folder import RunFolder
 from samovar.training.context import RankContext
 from samovar.training.order_log import LogHead, OrderWriter, read_order
-from samovar.training.ordered_centers import RecordingCenter, ReplayedCenter, Turns
+from samovar.training.ordered_centers import ChunkCenter, RecordingCenter, ReplayedCenter, Turns
 
 
 class Order(Protocol):
@@ -61,7 +59,7 @@ class RecordedOrder(LiveOrder):
         self._log: OrderWriter | None = None
 
     def seen(self, center: SeatCenter) -> Center:
-        assert isinstance(center, MappedCenter | RemoteCenter), "a record is of a center that a launcher keeps"
+        assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
         rank = self._group.rank
         head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
         with self._folder.writing_order(rank) as path:
@@ -90,7 +88,7 @@ class ReplayedOrder(LiveOrder):
         self._rate_steps = list(reversed(self._logs[group.rank].rate_steps))
 
     def seen(self, center: SeatCenter) -> Center:
-        assert isinstance(center, MappedCenter | RemoteCenter), "a record is of a center that a launcher keeps"
+        assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
         transport = self._context.transport
         for rank, log in enumerate(self._logs):
             head = LogHead(rank, transport.group.world_size, center.num_elements, center.chunk_elements)

@@ -16,6 +16,8 @@ from samovar.training.order_log import OrderLog, OrderWriter
 from samovar.transports.base import Array, Window
 
 ChunkCenter: TypeAlias = MappedCenter | RemoteCenter
+# act(chunk, its elements): one operation on one chunk.
+_Act: TypeAlias = Callable[[int, slice], Versions]
 
 
 class WatchedCenter:
@@ -156,44 +158,35 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
-        center = self._chunks
-        return self._in_turn(
-            True,
-            deadline,
-            lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline, momentum),
-        )
+        return self._in_turn(True, deadline, self._adding(sequence, difference, deadline, momentum))
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._chunks
-        return self._in_background(
-            deadline, lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline)
-        )
+        deadline = self._deadline()
+        return self._in_background(deadline, self._adding(sequence, difference, deadline))
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
-        center = self._chunks
-        return self._in_turn(
-            True,
-            deadline,
-            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
-        )
+        return self._in_turn(True, deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._chunks
-        return self._in_background(
-            deadline,
-            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
-        )
+        deadline = self._deadline()
+        return self._in_background(deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
-    def _in_background(self, deadline: Deadline, act: Callable[[int, slice], Versions]) -> "ReplayedPush":
+    def _adding(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> _Act:
+        add = self._chunks.accumulate_chunks
+        return lambda chunk, part: add(chunk, sequence, difference[part], deadline, momentum)
+
+    def _exchanging(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> _Act:
+        exchange = self._chunks.exchange_chunks
+        return lambda chunk, part: exchange(chunk, sequence, weights[part], moving_rate, deadline)
+
+    def _in_background(self, deadline: Deadline, act: _Act) -> "ReplayedPush":
         tickets = self._turns.take(True)
         return ReplayedPush(lambda: self._do(tickets, deadline, act))
 
-    def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
+    def _in_turn(self, is_update: bool, deadline: Deadline, act: _Act) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)
 
-    def _do(
-        self, entry: tuple[Versions, Versions], deadline: Deadline, act: Callable[[int, slice], Versions]
-    ) -> Versions:
+    def _do(self, entry: tuple[Versions, Versions], deadline: Deadline, act: _Act) -> Versions:
         tickets, expected = entry
         size, versions = self._center.chunk_elements, np.zeros_like(expected)
         for chunk in self._turns.each(tickets, deadline):
