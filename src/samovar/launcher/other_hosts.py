@@ -42,7 +42,7 @@ class RankState:
 class HostDuties:
     """The running job, for messages of other hosts; see `samovar.launcher.job`.
 
-    `take` gets a record of a rank, `state` says how far a rank of this host is. Its files are in `folder`. `restarts` is
+    `take` gets a record of a rank, `state` says how far a rank of this host is. Files are in `folder`. `restarts` is
     the policy of workers that do not wait for each other.
     """
 

@@ -72,7 +72,8 @@ class LaunchMembers:
             self._looked_s = now_s
             shown = {row.member.index: row.progress.steps for row in self._board.rows()}
             steps = [max(shown.get(rank, 0), self._first_step) for rank in range(self.num_living)]
-            self._steps = run_steps(self._rule, steps, self._first_left())
+            # A worker that comes back shows none for a moment.
+            self._steps = max(self._steps, run_steps(self._rule, steps, self._first_left()))
         return self._steps
 
     def post(self, progress: MemberProgress) -> None:

@@ -53,8 +53,8 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
     key = None if config.hosts is None else key_path(given.key)
     lasting = transport.lasting() if isinstance(transport, HostsTransport) else transport
-    parts = (transport, lasting, writer, boundary.at, requests.is_gone)
-    context = RankContext(config, *parts, box, device, given.life, key)
+    ways = (transport, lasting, writer, boundary.at, requests.is_gone)
+    context = RankContext(config, *ways, box, device, given.life, key)
     _JOBS[config.job](context)
     if not isinstance(transport, ShmTransport):
         transport.close(Deadline.after(_PARTING_S))

@@ -71,8 +71,7 @@ class RunCenter:
         self._center: Center = (order or LiveOrder()).seen(seat.center)
         self._members = self._all_members()
         own_host = config.host_of(transport.group.rank).ranks
-        first = self._session.start_step
-        self.table = ProgressTable(context.lasting, self._members, context.is_gone, first, own_host)
+        self.table = ProgressTable(context.lasting, self._members, context.is_gone, self._session.start_step, own_host)
         self.headcount = Headcount(self._members, transport.group.world_size)
 
     @property

@@ -28,9 +28,8 @@ def require_same_data(context: RankContext, reader: BatchReader) -> None:
         found = _with_first(context, np.array(own_row))
     else:
         found = dict(enumerate(gather(context.transport, own_row, timeout_s)))
-    names = rank_names(hosts.hosts)
     for rank, own in found.items():
-        name = names[rank]
+        name = rank_names(hosts.hosts)[rank]
         if own[0] != found[0][0]:
             raise InputError(
                 f"{reader.described}: {name} has {int(own[0]):,} records, and host 0 {int(found[0][0]):,}; copy the "
