@@ -95,9 +95,9 @@ def require_possible(config: RunConfig) -> None:
 
 def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello:
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
-    has_replay = config.replay is not None
-    settings |= {"--snapshot": "yes" if has_snapshot else "no", "--replay": "yes" if has_replay else "no"}
-    settings |= {"--weights": counted(len(config.weights), "file")}
+    for flag, is_given in (("--snapshot", has_snapshot), ("--replay", config.replay is not None)):
+        settings[flag] = "yes" if is_given else "no"
+    settings["--weights"] = counted(len(config.weights), "file")
     return HostHello(
         place.number,
         socket.gethostname(),

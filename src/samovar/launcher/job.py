@@ -182,9 +182,9 @@ class _RunningJob:
         if others is None:
             return Launch(*common)
         launch = Launch(*common, self._listening(), others)
-        restarts = self._policy if isinstance(self._policy, RestartPolicy) else None
         seen = (self._board, self._told.failures, self._keep, self._state, self._folder)
-        others.attach(HostDuties(launch.signals, *seen, restarts))
+        survives = self._policy if isinstance(self._policy, RestartPolicy) else None
+        others.attach(HostDuties(launch.signals, *seen, survives))
         return launch
 
     def _listening(self) -> dict[int, int]:

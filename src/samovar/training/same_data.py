@@ -23,11 +23,11 @@ def require_same_data(context: RankContext, reader: BatchReader) -> None:
     hosts = context.config.hosts
     if hosts is None:
         return
-    own_row, timeout_s = [float(len(reader)), *digest_record(reader.fingerprint())], context.config.timeout_s
+    row = [float(len(reader)), *digest_record(reader.fingerprint())]
     if context.config.is_async:
-        found = _with_first(context, np.array(own_row))
+        found = _with_first(context, np.array(row))
     else:
-        found = dict(enumerate(gather(context.transport, own_row, timeout_s)))
+        found = dict(enumerate(gather(context.transport, row, context.config.timeout_s)))
     for rank, own in found.items():
         name = rank_names(hosts.hosts)[rank]
         if own[0] != found[0][0]:
@@ -41,7 +41,7 @@ def require_same_data(context: RankContext, reader: BatchReader) -> None:
 
 
 def _with_first(context: RankContext, own: Array) -> dict[int, Array]:
-    """Rank 0's row and this rank's, which it shows; this one's alone if rank 0 is gone."""
+    """Rank 0's row and this rank's, which it shows; none if rank 0 is gone."""
     rank, first = context.lasting.group.rank, np.zeros_like(own)
     window = context.lasting.open_window("data", own.nbytes, 0)
     window.put(rank, 0, own)
@@ -52,4 +52,4 @@ def _with_first(context: RankContext, own: Array) -> dict[int, Array]:
 
     if not polled(is_there, Deadline.after(context.config.timeout_s), _POLL_S):
         raise DeadlineExceeded(f"rank {rank}: rank 0 did not open its data; see its log, or raise --timeout")
-    return {0: first if first.any() else own, rank: own}
+    return {0: first, rank: own} if first.any() else {}
