@@ -82,8 +82,8 @@ class HostsTransport:
 class LastingTransport(HostsTransport):
     """Windows that outlive their ranks: a rank puts into its own part alone, and gets from any, of a dead rank too.
 
-    On its host the part is in `local`, which the launcher keeps. Others read a copy in host 0's launcher. Up to 128 bytes
-    are shown at once, with all other windows; more are shown every 0.2 s, or as seldom as 100 kB/s allow.
+    On its host the part is in `local`, which the launcher keeps. Others read a copy in host 0's launcher. A put of up
+    to 128 bytes is shown at once, with all other windows. A larger one is, every 0.2 s, or as 100 kB/s allow.
     """
 
     def __init__(self, local: ShmTransport, tcp: TcpTransport, inside: Sequence[int]) -> None:
