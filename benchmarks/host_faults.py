@@ -1,4 +1,4 @@
-"""Faults between two hosts at random moments: `samovar train` on two namespaces, with one worker each. Needs root.
+"""Faults of two hosts at random moments: `samovar train` on two namespaces, with one worker each. Needs root.
 
 Each fault has its own trials, and each trial a victim of the two hosts. A trial is right if
 
@@ -33,12 +33,14 @@ from tests.multihost.train_run import HostsRun, started
 from tests.multiproc.command import Command, Ended, last_step, result_of
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.watched import WatchedBox
 
 TRIALS = 20
 TIMEOUT_S = 6.0  # of a wait for another host
 LONGEST_S = 60.0  # until all have ended, on a busy machine
 RANDOM_S, STEPS_AFTER = 1.5, 20
 GOES_ON, BAD_INPUT, FAILED = 0, 2, 3
+AT_CENTER = ("--strategy", "async-easgd", "--sync-period", 2)
 _WRONG_HARDWARE = ("lladdr", "02:00:00:00:00:99", "dev", INTERFACE, "nud", "permanent")
 _SLOW = ("tbf", "rate", "1mbit", "burst", "96kb", "latency", "400ms")
 _OTHER_TORCH = "Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n"
@@ -59,6 +61,14 @@ class Trial:
     def other(self) -> int:
         return 1 - self.victim
 
+    def lose_victim(self) -> None:
+        """As if its power went: the kernel says nothing more to the other host."""
+        command = self.run.commands[self.victim]
+        ranks = command.ranks().values()
+        self.hosts[self.victim].set_interface("down")
+        for process in (command.process, *ranks):
+            process.kill()
+
     def must_end(self, number: int, code: int, names: str) -> None:
         """The launcher of host `number` ends with `code`, and its error has `names`."""
         self.check(self.run.commands[number], f"host {number}", code, names)
@@ -78,24 +88,56 @@ class Trial:
         if ended.return_code != code or not re.search(names, ended.errors):
             self.wrong.append(f"{who}: {_shown(ended)}")
 
-    def must_go_on(self) -> None:
-        """It makes more steps, and ends as it should."""
+    def must_go_on(self, *numbers: int, names: str = "") -> None:
+        """It makes more steps, and ends as it should on these hosts, or on both."""
         self.run.commands[0].wait_for_step(self.run.out, last_step(self.run.out) + STEPS_AFTER)
         self.run.commands[0].send(signal.SIGINT)
-        for number in range(len(self.hosts)):
-            self.must_end(number, GOES_ON, "")
-        if not self.wrong and not result_of(self.run.out)["replicas_equal"]:
+        for number in numbers or range(len(self.hosts)):
+            self.must_end(number, GOES_ON, names if number == 0 else "")
+        if not self.wrong and result_of(self.run.out)["replicas_equal"] is False:
             self.wrong.append("the replicas differ")
+
+    def must_tell(self, pattern: str) -> None:
+        """Host 0's console says it, while the run continues."""
+        log = self.run.out / "samovar.log"
+        self.run.commands[0].until(lambda: re.search(pattern, log.read_text()), pattern, LONGEST_S)
 
 
 def host_lost(trial: Trial) -> None:
-    """As if its power went: the kernel says nothing more to the other host."""
-    command = trial.run.commands[trial.victim]
-    ranks = command.ranks().values()
-    trial.hosts[trial.victim].set_interface("down")
-    for process in (command.process, *ranks):
-        process.kill()
+    trial.lose_victim()
     trial.must_name(trial.other)
+
+
+def host_lost_at_center(trial: Trial) -> None:
+    """Host 0 has the center, and continues without host 1; without host 0 the run ends."""
+    trial.lose_victim()
+    if trial.victim == 0:
+        trial.must_name(1)
+        return
+    trial.must_tell(r"host 1, \S+#1 \(rank 1\) is lost: .*; the others continue without it")
+    trial.must_go_on(0, names="is lost")
+
+
+def link_cut_at_center(trial: Trial) -> None:
+    """Host 1 cannot reach the center and ends; host 0 continues without it."""
+    trial.hosts[trial.victim].set_interface("down")
+    trial.must_name(1)
+    trial.must_tell(r"host 1, \S+#1 \(rank 1\) is lost")
+    trial.must_go_on(0)
+
+
+def worker_killed_at_center(trial: Trial) -> None:
+    """It is started again on its host, and makes steps; the other one makes steps meanwhile."""
+    command, victim = trial.run.commands[trial.victim], trial.victim
+    killed = command.wait_for_rank(victim)
+    with WatchedBox(trial.run.commands[0]) as box:
+        steps = [box.steps(rank) for rank in range(2)]
+        killed.kill()
+        command.until(lambda: box.steps(trial.other) > steps[trial.other] + STEPS_AFTER, "the other continues")
+        command.until(lambda: command.ranks().get(victim, killed).pid != killed.pid, "it is started again")
+        back = box.steps(victim)
+        command.until(lambda: box.steps(victim) > max(back, steps[victim]) + 1, "it makes steps")
+    trial.must_go_on(names=rf"rank {victim} on \S+#{victim} was killed by signal 9 .* it starts again")
 
 
 def link_cut(trial: Trial) -> None:
@@ -143,12 +185,13 @@ def port_of_another_run(trial: Trial) -> None:
 class Fault:
     """It befalls a run at a random moment. The victim's command follows the words of `prefix`, if there are any.
 
-    A run that `is_refused` never begins.
+    A run that `is_refused` never begins. Workers wait for each other, or train `at_center`.
     """
 
     befalls: Callable[[Trial], None]
     prefix: Callable[[Path], tuple[object, ...]] | None = None
     is_refused: bool = False
+    at_center: bool = False
 
 
 def _an_hour_ahead(_folder: Path) -> tuple[object, ...]:
@@ -171,6 +214,9 @@ FAULTS = {
     "clock off by an hour": Fault(clock_off, _an_hour_ahead),
     "another version": Fault(another_version, _other_torch, is_refused=True),
     "port of another run": Fault(port_of_another_run),
+    "worker killed, at a center": Fault(worker_killed_at_center, at_center=True),
+    "host lost, at a center": Fault(host_lost_at_center, at_center=True),
+    "link cut, at a center": Fault(link_cut_at_center, at_center=True),
 }
 
 
@@ -206,7 +252,8 @@ def _tried(fault: Fault, digits: Path, chance: random.Random) -> tuple[list[str]
         if fault.prefix is not None:
             prefixes[victim] += fault.prefix(folder)
         place = {"prefixes": prefixes, "address": hosts[0].address, "timeout_s": TIMEOUT_S}
-        run_ = closing.enter_context(started(folder, (1, 1), "--solver", solver, **place))
+        flags = ("--solver", solver, *(AT_CENTER if fault.at_center else ()))
+        run_ = closing.enter_context(started(folder, (1, 1), *flags, **place))
         trial = Trial(folder, solver, hosts, run_, victim, [])
         ranks: list[psutil.Process] = []
         if not fault.is_refused:

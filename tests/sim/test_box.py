@@ -130,8 +130,8 @@ def any_answer_will_do(patch: pytest.MonkeyPatch) -> None:
     """Also that of an earlier call, for an earlier update."""
 
     def expected(self: Operation, reply: Reply) -> slice | None:
-        request = self._left.get(reply.first_chunk)
-        return None if request is None else request.elements(SHAPE)
+        found = self._left.get(reply.first_chunk)
+        return None if found is None else found[1]
 
     patch.setattr(Operation, "expected", expected)
 

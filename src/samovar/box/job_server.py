@@ -10,14 +10,16 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from samovar.box.board import Board
 from samovar.box.buffers import NamedBuffers
-from samovar.box.mapped import MappedCenter
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
-from samovar.transports.keys import read_key
+from samovar.transports.keys import Key, read_key
 from samovar.transports.tcp_listen import Listener
 
 BUFFER: Final = "center"
@@ -43,22 +45,31 @@ class HandedMemory:
         """Nobody else has it."""
 
 
+@contextmanager
+def served(listening: socket.socket, key: Key, center: int, board: int, absent_s: float) -> Iterator[Service]:
+    """Serve this center by threads; owns the socket and the descriptors."""
+    most = _CONNECTIONS_PER_MEMBER * Board(board).max_members
+    buffers = NamedBuffers(HandedMemory(center, board))
+    service = Service(BufferHost(buffers), ServingConfig(absent_s=absent_s, most_connections=most))
+    listener = Listener(listening, key, service.accept)
+    try:
+        yield service
+    finally:
+        listener.close()
+        service.close()
+        buffers.close()
+
+
 def serve(key_file: Path, listening: socket.socket, center: int, board: int, pipe: int) -> None:
     """Serve until the job has no process left; owns its arguments."""
-    most = _CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
-    buffers = NamedBuffers(HandedMemory(center, board))
-    service = Service(BufferHost(buffers), ServingConfig(absent_s=ABSENT_S, most_connections=most))
-    listener = Listener(listening, read_key(key_file), service.accept)
     ends = select.poll()
     ends.register(pipe, 0)  # POLLHUP is told anyhow
-    while not ends.poll(_POLL_S * 1000):
-        service.expire()
-    while service.has_members:
-        time.sleep(_POLL_S)
-        service.expire()
-    listener.close()
-    service.close()
-    buffers.close()
+    with served(listening, read_key(key_file), center, board, ABSENT_S) as service:
+        while not ends.poll(_POLL_S * 1000):
+            service.expire()
+        while service.has_members:
+            time.sleep(_POLL_S)
+            service.expire()
     os.close(pipe)
 
 

@@ -217,22 +217,29 @@ def status_of(error: SamovarError) -> Status:
 
 
 class Operation:
-    """One operation of a member on a whole center, until every part of it is answered."""
+    """One operation of a member on chunks from `first_chunk` on, of this `shape`, until every part is answered."""
 
     def __init__(
-        self, kind: Kind, call: int, member: Member, shape: BufferShape, sequence: int = 0, rate: float = 0.0
+        self,
+        kind: Kind,
+        call: int,
+        member: Member,
+        shape: BufferShape,
+        sequence: int = 0,
+        rate: float = 0.0,
+        first_chunk: int = 0,
     ) -> None:
         self.versions: Versions = np.zeros(shape.num_chunks, np.int64)
-        self._shape = shape
-        self._left = {}
+        self.num_elements, self._first_chunk = shape.num_elements, first_chunk
+        self._left: dict[int, tuple[Request, slice]] = {}
         for first, count in parts(shape, EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1):
-            part = elements(shape, first, count)
+            part, place = elements(shape, first, count), first_chunk + first
             body_bytes = _FLOAT_BYTES * (part.stop - part.start) if kind in _WITH_FLOATS else 0
-            self._left[first] = Request(kind, call, member, first, count, sequence, rate, body_bytes)
+            self._left[place] = (Request(kind, call, member, place, count, sequence, rate, body_bytes), part)
 
     def unanswered(self) -> list[tuple[Request, slice]]:
         """The requests to send, again after every failure, and the elements that each is about."""
-        return [(request, request.elements(self._shape)) for request in self._left.values()]
+        return list(self._left.values())
 
     @property
     def is_complete(self) -> bool:
@@ -243,14 +250,11 @@ class Operation:
 
         Raises SamovarError if it contradicts its request.
         """
-        request = self._left.get(reply.first_chunk)
-        if request is None or (reply.kind, reply.call, reply.sequence) != (
-            request.kind,
-            request.call,
-            request.sequence,
-        ):
+        if reply.first_chunk not in self._left:
             return None
-        part = request.elements(self._shape)
+        request, part = self._left[reply.first_chunk]
+        if (reply.kind, reply.call, reply.sequence) != (request.kind, request.call, request.sequence):
+            return None
         expected = _FLOAT_BYTES * (part.stop - part.start) if reply.kind in _ANSWERED_BY_FLOATS else 0
         if (reply.num_chunks, reply.body_bytes) != (request.num_chunks, expected):
             raise SamovarError(f"{reply.kind.name} answered by {reply.num_chunks} chunks, {reply.body_bytes} bytes")
@@ -259,7 +263,8 @@ class Operation:
     def answered(self, reply: Reply, versions: Versions) -> None:
         """Note the answer, whose floats are in their place."""
         del self._left[reply.first_chunk]
-        self.versions[reply.first_chunk : reply.first_chunk + reply.num_chunks] = versions
+        place = reply.first_chunk - self._first_chunk
+        self.versions[place : place + reply.num_chunks] = versions
 
 
 def pack_name(name: str) -> bytes:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class RemoteCenter:
         self.welcome, self.member = self._line.welcome, self._line.member
         self.shape = self.welcome.shape
         self.num_elements, self.chunk_elements = self.shape.num_elements, self.shape.chunk_elements
+        self.num_chunks = self.shape.num_chunks
 
     @property
     def num_reconnects(self) -> int:
@@ -107,6 +109,19 @@ class RemoteCenter:
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)
 
+    def read_chunks(self, first: int, out: Array, deadline: Deadline) -> Versions:
+        """See `samovar.box.mapped.MappedCenter`, as for the next two."""
+        return self._run(self._on_chunks(Kind.READ, first, out), None, out, deadline)
+
+    def accumulate_chunks(
+        self, first: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0
+    ) -> Versions:
+        operation = self._on_chunks(Kind.ACCUMULATE, first, difference, sequence, momentum)
+        return self._run(operation, difference, None, deadline)
+
+    def exchange_chunks(self, first: int, sequence: int, weights: Array, rate: float, deadline: Deadline) -> Versions:
+        return self._run(self._on_chunks(Kind.EXCHANGE, first, weights, sequence, rate), weights, weights, deadline)
+
     def close(self, deadline: Deadline | None = None) -> None:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
         self._pushes.close(math.inf)
@@ -122,6 +137,10 @@ class RemoteCenter:
 
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
         return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
+
+    def _on_chunks(self, kind: Kind, first: int, array: Array, sequence: int = 0, rate: float = 0.0) -> Operation:
+        shape = replace(self.shape, num_elements=array.size)
+        return Operation(kind, self._line.next_call(), self.member, shape, sequence, rate, first)
 
     def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> Push:
         def push(_job: Job) -> None:
@@ -156,7 +175,7 @@ class RemoteCenter:
         line: Line | None = None,
     ) -> Versions:
         for array in (outgoing, incoming):
-            assert array is None or array.size == self.num_elements, f"{array.size} elements"
+            assert array is None or array.size == operation.num_elements, f"{array.size} elements"
         line = line or self._line
         with line.locked(deadline):
             line.insist(lambda until: _try(line, operation, outgoing, incoming, until), deadline)

@@ -45,7 +45,8 @@ class JobHosts:
     """The hosts of a job with several, and the address and port at which each rank listens.
 
     `job` tells jobs apart that have the same key. Each worker has at least
-    `threads` cores for computing, and `spare` more.
+    `threads` cores for computing, and `spare` more. If host 0's launcher keeps a center, `home` has the two places
+    where it serves that, and windows that outlive their ranks.
     """
 
     job: str
@@ -53,13 +54,16 @@ class JobHosts:
     addresses: tuple[tuple[str, int], ...]
     threads: int = 1
     spare: int = 0
+    home: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "JobHosts":
         """The job that JSON's values hold. Raises KeyError, TypeError or ValueError if they hold none."""
         hosts = tuple(Host(str(host["name"]), tuple(map(int, host["ranks"]))) for host in values["hosts"])
-        addresses = tuple((str(address), int(port)) for address, port in values["addresses"])
-        return cls(str(values["job"]), hosts, addresses, int(values["threads"]), int(values["spare"]))
+        addresses, home = (
+            tuple((str(address), int(port)) for address, port in values[name]) for name in ("addresses", "home")
+        )
+        return cls(str(values["job"]), hosts, addresses, int(values["threads"]), int(values["spare"]), home)
 
     def of(self, rank: int) -> Host:
         """The host of `rank`."""

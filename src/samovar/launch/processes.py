@@ -86,7 +86,6 @@ class Launch:
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
         own: Mapping[int, int] | None = None,
         inbox: Inbox | None = None,
-        on_signal: Callable[[int], None] = lambda _number: None,
     ) -> None:
         self._command = command
         self._own = own or {}
@@ -98,7 +97,8 @@ class Launch:
 
         def act(number: int) -> bool:
             is_end = self.signals.take(number, board)
-            on_signal(number)
+            if inbox is not None:
+                inbox.signalled()
             return is_end
 
         self._watch = RankWatch(self._start, list(log_paths), _SIGNALS, act, policy or EndPolicy(), inbox=inbox)

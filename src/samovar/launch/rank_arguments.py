@@ -19,7 +19,7 @@ class RankArguments:
     """The command line of a rank: numbers of inherited descriptors, and the run's configuration.
 
     `board` and `center` are those of the run's own box, -1 if it has none. `key` and `listening` lead to ranks of other
-    hosts, -1 if there are none. `life` counts the rank's restarts.
+    hosts, and `signals` has a row for each rank of all hosts; -1 if there are none. `life` counts the rank's restarts.
     """
 
     rank: int
@@ -31,6 +31,7 @@ class RankArguments:
     center: int = -1
     key: int = -1
     listening: int = -1
+    signals: int = -1
     life: int = 0
 
     def to_command(self, executable: str) -> list[str]:
@@ -43,7 +44,7 @@ class RankArguments:
         parser = argparse.ArgumentParser(prog=MODULE, description="Started by samovar itself.")
         for name in ("rank", "segment", "pipe", "parent"):
             parser.add_argument(f"--{name}", type=int, required=True)
-        for name in ("board", "center", "key", "listening"):
+        for name in ("board", "center", "key", "listening", "signals"):
             parser.add_argument(f"--{name}", type=int, default=-1)
         parser.add_argument("--life", type=int, default=0)
         parser.add_argument("--config", type=Path, required=True)

@@ -83,10 +83,6 @@ class EndPolicy:
         """How long others may take to end by themselves after the first failure; called again at every event."""
         return 0.0
 
-    def others_patience_s(self) -> float:
-        """The same for what became of ranks on other hosts; called again at every event."""
-        return math.inf
-
     def starts_again(self, _ends: Sequence[RankEnd]) -> bool:
         """Called when no rank is left: whether all ranks are started once more. `_ends` are as `run` gives them."""
         return False
@@ -96,13 +92,25 @@ class EndPolicy:
 
 
 class Inbox(Protocol):
-    """Where messages of other hosts arrive."""
+    """Where messages of other hosts arrive, and where these learn of the ranks here."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when there are some."""
 
     def pump(self) -> None:
         """Act on them without waiting."""
+
+    def signalled(self) -> None:
+        """A signal came to this launcher, and was acted on."""
+
+    def rank_ended(self, end: RankEnd) -> None:
+        """A rank here has ended, and does not come back."""
+
+    def patience_s(self, policy: EndPolicy) -> float:
+        """How long ranks here may continue after what became of those of other hosts; asked again at every event."""
+
+    def lingers(self) -> bool:
+        """Whether to wait for other hosts when no rank is left here; asked again at every event."""
 
 
 class RankWatch:
@@ -166,7 +174,8 @@ class RankWatch:
         ends: list[RankEnd] = []
         waiting_for: Deadline | None = None
         to_end = False
-        while len(ends) < len(self._numbers) and not to_end:
+        inbox = self._inbox
+        while (len(ends) < len(self._numbers) or (inbox is not None and inbox.lingers())) and not to_end:
             self._hold_back()
             ends += self._next_ends(self._stopped.next_look_s(waiting_for))
             for rank in self._stopped.too_long(self.ranks):
@@ -174,7 +183,7 @@ class RankWatch:
                 self._kill([rank])
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
-            patience_s = self._policy.others_patience_s()
+            patience_s = math.inf if inbox is None else inbox.patience_s(self._policy)
             patience_s = patience_s if failed is None else min(patience_s, self._policy.patience_s(failed))
             if math.isfinite(patience_s) and (waiting_for is None or patience_s < waiting_for.remaining_s()):
                 waiting_for = Deadline.after(patience_s)
@@ -203,6 +212,8 @@ class RankWatch:
                 what = self._policy.consequence(end)
                 self._kill(what.ended)
                 ends += [end] if what.counts else []
+                if what.counts and self._inbox is not None:
+                    self._inbox.rank_ended(end)
                 for rank in what.started:
                     self._add(self._start(rank))
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago

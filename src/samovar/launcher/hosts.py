@@ -20,16 +20,18 @@ from samovar.launch.script import Hosts
 from samovar.launcher.job import Display, run_job, run_without_folder
 from samovar.launcher.other_hosts import Host0, OtherHost
 from samovar.launcher.passing import passing_folder
+from samovar.membership.kept_memory import ServedMemory
 from samovar.report.console import Console
 from samovar.report.plain import to_plain
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.report.wording import counted
+from samovar.transports.keys import key_path, read_key
 
 # A host has its own of these; all others must be the same everywhere.
 _OWN = (
-    *("model", "weights", "snapshot", "out", "key_file", "hosts"),
+    *("model", "weights", "snapshot", "replay", "out", "key_file", "hosts"),
     *("workers", "threads_per_worker", "cpus", "num_taken_cpus", "oversubscribed", "sweep"),
 )
 _NO_MATTER = re.compile(
@@ -85,9 +87,6 @@ def run_anywhere(
 
 def require_possible(config: RunConfig) -> None:
     """Raise InputError for what several hosts cannot do yet."""
-    if config.record or config.replay is not None:
-        flag = "--record" if config.record else "--replay"
-        raise InputError(f"{flag}: needs a center in memory that all workers map; leave it or --nodes out")
     if config.box is not None:
         raise InputError("--box: the hosts of a run have a center of their own; leave --box or --nodes out")
     if config.hdf5_out is not None and not config.by_caffe:
@@ -96,7 +95,9 @@ def require_possible(config: RunConfig) -> None:
 
 def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello:
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
-    settings |= {"--snapshot": "yes" if has_snapshot else "no", "--weights": counted(len(config.weights), "file")}
+    for flag, is_given in (("--snapshot", has_snapshot), ("--replay", config.replay is not None)):
+        settings[flag] = "yes" if is_given else "no"
+    settings["--weights"] = counted(len(config.weights), "file")
     return HostHello(
         place.number,
         socket.gethostname(),
@@ -139,11 +140,12 @@ def _digest(config: RunConfig) -> str:
 def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult | None:
     others = Host0(met, config.timeout_s)
     try:
-        settled, run = lead(config)
-        _show_hosts(met, console)
-        others.begin(settled.to_json(), _files_of(settled))
-        result = run(others)
-        others.tell_outcome(result)
+        with _keeping(config, others) as own:
+            settled, run = lead(own)
+            _show_hosts(met, console)
+            others.begin(settled.to_json(), _files_of(settled))
+            result = run(others)
+            others.tell_outcome(result)
         return result
     except SamovarError as error:
         others.tell_outcome(error)
@@ -153,6 +155,19 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
         raise
     finally:
         others.close()
+
+
+@contextmanager
+def _keeping(config: RunConfig, others: Host0) -> Iterator[RunConfig]:
+    """Keep and serve the center of a strategy that has one; the configuration then says where."""
+    hosts = config.hosts
+    if hosts is None or not config.strategy.needs_center:
+        yield config
+        return
+    key, address = read_key(key_path(others.met.key)), hosts.addresses[0][0]
+    with ServedMemory(config.workers, hosts.job, address, key, config.timeout_s) as kept:
+        others.kept = kept
+        yield replace(config, hosts=replace(hosts, home=kept.places))
 
 
 def _show_hosts(met: Met, console: Console) -> None:
@@ -169,6 +184,9 @@ def _files_of(config: RunConfig) -> dict[str, Path]:
     snapshot = config.snapshot
     if snapshot is not None and snapshot.is_dir():
         files |= {f"snapshot/{snapshot.name}/{path.name}": path for path in sorted(snapshot.iterdir())}
+    if config.replay is not None:
+        orders = map(RunFolder(config.replay).order, range(config.workers))
+        files |= {f"replay/{path.name}": path for path in orders}
     return files
 
 
@@ -242,4 +260,6 @@ def _settled(config: RunConfig, values: dict[str, Any], given: dict[str, Path], 
     snapshots = {path.parent for name, path in given.items() if name.startswith("snapshot/")}
     own: dict[str, Any] = {name: getattr(config, name) for name in _OWN}
     snapshot = snapshots.pop() if snapshots else theirs.snapshot
-    return replace(theirs, **own | {"weights": weights, "snapshot": snapshot, "out": folder})
+    replay = None if theirs.replay is None else folder / "given" / "replay"
+    own |= {"weights": weights, "snapshot": snapshot, "replay": replay, "out": folder, "hosts": theirs.hosts}
+    return replace(theirs, **own)

@@ -8,24 +8,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from samovar.box.board import create_board
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
-from samovar.core.host import create_empty
 from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
 from samovar.launcher.foreseen import with_foresight
-from samovar.launcher.other_hosts import Host0, HostDuties, HostsPolicy, OtherHost, RankState
+from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
 from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
+from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
@@ -109,12 +109,14 @@ def _memory(config: RunConfig, stack: ExitStack, others: Host0 | OtherHost | Non
     """
     memory = {"segment": create_segment(config.workers if others is None else len(others.host.ranks))}
     stack.callback(os.close, memory["segment"])
+    kept: KeptMemory | None = others.kept if isinstance(others, Host0) else None
     if others is not None:
-        return memory | {"key": others.met.key}
-    if config.strategy.needs_center and config.box is None:
-        memory |= {"board": create_board(config.workers), "center": create_empty()}
-        stack.callback(os.close, memory["board"])
-        stack.callback(os.close, memory["center"])
+        memory |= {"key": others.met.key, "signals": create_segment(config.workers)}
+        stack.callback(os.close, memory["signals"])
+    elif config.strategy.needs_center and config.box is None:
+        kept = stack.enter_context(KeptMemory(config.workers))
+    if kept is not None:
+        memory |= dict(zip(("board", "center"), kept.files, strict=True))
     return memory
 
 
@@ -136,20 +138,20 @@ class _RunningJob:
         self._others = others
         self._ranks = tuple(range(config.workers)) if others is None else others.host.ranks
         self._told = Told(snapshot=config.snapshot)
-        self._board = RunBoard(memory["segment"], len(self._ranks))
+        self._board = RunBoard(memory.get("signals", memory["segment"]), config.workers)
         self._policy = self._policy_of(config)
         self._readers = {rank: RecordReader() for rank in self._ranks}
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
-        failures, timeout_s = self._told.failures, config.timeout_s
-        if self._others is not None:
-            return HostsPolicy(failures, timeout_s, self._others)
-        if not config.is_async:
+        failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
+        if not _survives(config):
             return InStepPolicy(failures, timeout_s)
         # A rank cannot come back alone where the data held by all wait for it, or one order.
         may_restart = not (config.hold_data or config.record or config.replay)
-        group_size, show = config.strategy.group_size or 1, self._display.show
-        return RestartPolicy(config.workers, may_restart, failures, self._board, show, group_size, timeout_s)
+        show, group_size = partial(self._tell, self._ranks[0]), config.strategy.group_size or 1
+        common = (may_restart, failures, self._board, show, group_size, timeout_s)
+        shared = () if hosts is None or self._others is None else (hosts.hosts, self._others.ranks_changed)
+        return RestartPolicy(config.workers, *common, *shared)
 
     def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
         config, told, others = self._config, self._told, self._others
@@ -161,7 +163,7 @@ class _RunningJob:
         if isinstance(others, OtherHost):
             return others.outcome(launch.signals)
         if others is not None:
-            ends = others.settled(ends, launch.signals)
+            ends = others.settled(ends, launch.signals, has_result=told.result is not None)
             launch.signals.kill_signal = launch.signals.kill_signal or others.kill_signal
         if launch.signals.kill_signal:
             raise _killed_by(launch.signals, told.snapshot)
@@ -179,8 +181,10 @@ class _RunningJob:
         common = (self._command, logs, self._board, inherited, self._take, num_threads, self._policy, effects)
         if others is None:
             return Launch(*common)
-        launch = Launch(*common, self._listening(), others, others.signalled)
-        others.attach(HostDuties(launch.signals, self._board, self._told.failures, self._keep, self._state))
+        launch = Launch(*common, self._listening(), others)
+        seen = (self._board, self._told.failures, self._keep, self._state, self._folder)
+        survives = self._policy if isinstance(self._policy, RestartPolicy) else None
+        others.attach(HostDuties(launch.signals, *seen, survives))
         return launch
 
     def _listening(self) -> dict[int, int]:
@@ -199,10 +203,14 @@ class _RunningJob:
 
     def _take(self, rank: int, data: bytes) -> None:
         for record in self._readers[rank].feed(data):
-            if self._others is not None and self._others.forward(rank, record):
-                self._told.take(rank, record)
-            else:
-                self._keep(rank, record)
+            self._tell(rank, record)
+
+    def _tell(self, rank: int, record: Record) -> None:
+        """Keep the report here, or send it to host 0."""
+        if self._others is not None and self._others.forward(rank, record):
+            self._told.take(rank, record)
+        else:
+            self._keep(rank, record)
 
     def _keep(self, rank: int, record: Record) -> None:
         if self._told.take(rank, record):
@@ -211,7 +219,7 @@ class _RunningJob:
     def _state(self, rank: int) -> RankState:
         """How far a rank is, on this host or as another one told."""
         if rank in self._ranks:
-            step = self._board.read(self._ranks.index(rank), BoardWord.STEPS_DONE)
+            step = self._board.read(rank, BoardWord.STEPS_DONE)
             return RankState(step, str(self._folder.rank_log(rank)))
         assert isinstance(self._others, Host0)
         return self._others.states[rank]
@@ -248,6 +256,15 @@ class _RunningJob:
         elif failure.kind == DeadlineExceeded.__name__:
             sentence = _silent(ends, self._config.workers) + sentence
         raise error_of(failure.kind, sentence, failure.exit_code, RankFailed)
+
+
+def _survives(config: RunConfig) -> bool:
+    """Whether others do without a lost worker: none waits for it, or reads data in the memory of another host."""
+    size, hosts = config.strategy.group_size or 1, config.hosts
+    if hosts is None or not config.is_async:
+        return config.is_async
+    firsts = range(0, config.workers, size)
+    return not config.hold_data and all(first + size - 1 in hosts.of(first).ranks for first in firsts)
 
 
 def run_without_folder(

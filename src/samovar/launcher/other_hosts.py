@@ -2,6 +2,7 @@
 
 Each host reports the ends of its ranks to host 0. There the first failure ends the run on every host, as soon as it is
 clear which rank caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
+If workers do not wait for each other, each host starts its own again, and the others continue without a lost host.
 """
 
 import math
@@ -11,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.launch.meeting import Met
 from samovar.launch.processes import RankEnd, Signals
-from samovar.launch.watch import Consequence
+from samovar.launch.watch import EndPolicy
 from samovar.launcher.outcomes import error_of, heard, told
-from samovar.launcher.restart_policy import InStepPolicy
-from samovar.report.records import Failed, Record, from_json, to_json
+from samovar.launcher.restart_policy import RestartPolicy, is_cause
+from samovar.membership.kept_memory import ServedMemory
+from samovar.report.records import Failed, Notice, Record, from_json, to_json
 from samovar.report.result import RunResult
+from samovar.report.run_folder import RunFolder
 from samovar.transports.links import MOST_BYTES, Inbox
-from samovar.transports.shm import RunBoard
+from samovar.transports.shm import BoardWord, RunBoard
 
 _ENDING_S = 15.0  # for ranks that are killed, on a busy machine
 _OUTCOME_S = 30.0  # for host 0 to write the result
-# A rank that fails so waited for another, which may be the cause.
-_WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class RankState:
 class HostDuties:
     """The running job, for messages of other hosts; see `samovar.launcher.job`.
 
-    `take` gets a record of a rank, `state` says how far a rank of this host is.
+    `take` gets a record of a rank, `state` says how far a rank of this host is. Files are in `folder`. `restarts` is
+    the policy of workers that do not wait for each other.
     """
 
     signals: Signals
@@ -49,33 +51,8 @@ class HostDuties:
     failures: Mapping[int, Failed]
     take: Callable[[int, Record], None]
     state: Callable[[int], RankState]
-
-
-class HostsPolicy(InStepPolicy):
-    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
-
-    def __init__(self, failures: Mapping[int, Failed], timeout_s: float, others: "Host0 | OtherHost") -> None:
-        super().__init__(failures, timeout_s)
-        self._others = others
-
-    def consequence(self, end: RankEnd) -> Consequence:
-        """Report the end to host 0."""
-        self._others.rank_ended(end)
-        return super().consequence(end)
-
-    def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited for another, or lost its connection, did not cause the failure."""
-        return 0.0 if is_cause(end, self._failures) else self.waiting_s
-
-    def others_patience_s(self) -> float:
-        """The same for ranks of other hosts."""
-        return self._others.patience_s(self)
-
-
-def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
-    """Whether the failed rank did not only wait for another one."""
-    failure = failures.get(end.rank)
-    return failure is None or failure.kind not in _WAITED
+    folder: RunFolder
+    restarts: RestartPolicy | None = None
 
 
 class _Launcher:
@@ -106,6 +83,14 @@ class _Launcher:
         for item in held:
             self._hear(*item)
 
+    def ranks_changed(self, ranks: Sequence[int], are_gone: bool) -> None:
+        """Tell the launchers that are linked to this one of ranks that come back or are gone."""
+        self._send_all({"is": "changed", "ranks": list(ranks), "gone": are_gone})
+
+    def lingers(self) -> bool:
+        """Host 0 never does: without a rank there the run ends."""
+        return False
+
     def fileno(self) -> int:
         """See `samovar.launch.watch.Inbox`."""
         return self._inbox.fileno()
@@ -130,6 +115,10 @@ class _Launcher:
             self._hear(number, message, content)
         return bool(found)
 
+    def _send_all(self, message: Mapping[str, Any]) -> None:
+        for number in self.met.links:
+            self._send(number, message)
+
     def _send(self, number: int, message: Mapping[str, Any], content: bytes = b"") -> None:
         """Send a message, if the host is still there; the thread that listens to it notices if it is not."""
         try:
@@ -144,6 +133,7 @@ class Host0(_Launcher):
     def __init__(self, met: Met, timeout_s: float) -> None:
         super().__init__(met, timeout_s)
         self.kill_signal = 0
+        self.kept: ServedMemory | None = None  # the center of the run
         self.states: dict[int, RankState] = {}
         self._ends: list[RankEnd] = []
         self._over: set[int] = set()
@@ -159,8 +149,7 @@ class Host0(_Launcher):
         """
         self._files = list(files.values())
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        for number in self.met.links:
-            self._send(number, {"is": "begin", "config": config, "files": sizes})
+        self._send_all({"is": "begin", "config": config, "files": sizes})
         while len(self._ready) < len(self.met.links):
             if not self._wait(Deadline.after(self.timeout_s)):
                 waiting = ", ".join(str(self._name(n)) for n in self.met.links if n not in self._ready)
@@ -170,39 +159,34 @@ class Host0(_Launcher):
     def rank_ended(self, _end: RankEnd) -> None:
         """A rank of this host; see `settled`."""
 
-    def signalled(self, _number: int) -> None:
+    def signalled(self) -> None:
         """Tell the others what was asked for here."""
         signals = self.duties.signals
-        if signals.kill_signal:
-            return
-        for number in self.met.links:
-            message = {"is": "requests", "stop": signals.stop_signal, "snapshots": signals.num_snapshots}
-            self._send(number, message)
+        if not signals.kill_signal:
+            self._send_all({"is": "requests", "stop": signals.stop_signal, "snapshots": signals.num_snapshots})
 
     def forward(self, _rank: int, _record: Record) -> bool:
         """Whether a record of this host's ranks went to another host."""
         return False
 
-    def patience_s(self, policy: HostsPolicy) -> float:
+    def patience_s(self, policy: EndPolicy) -> float:
         """How long this host's ranks may continue after the reports of the others."""
         if self._must_end:
             return 0.0
         return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
 
-    def settled(self, ends: Sequence[RankEnd], signals: Signals) -> list[RankEnd]:
+    def settled(self, ends: Sequence[RankEnd], signals: Signals, *, has_result: bool) -> list[RankEnd]:
         """How the ranks of all hosts ended, the cause of a failure first. Raises the error of a host that is lost."""
         has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
-        if has_failed or signals.kill_signal or self._must_end:
-            for number in self.met.links:
-                self._send(number, {"is": "kill"})
-            deadline = Deadline.after(_ENDING_S)
-        else:
-            deadline = Deadline.after(self.timeout_s)
+        survives = has_result and self.duties.restarts is not None
+        must_end = bool((has_failed and not survives) or signals.kill_signal or self._must_end)
+        self._send_all({"is": "over", "kills": must_end})
+        deadline = Deadline.after(_ENDING_S if must_end else self.timeout_s)
         while self._missing() and self._wait(deadline):
             pass
         failures = self.duties.failures
         together = sorted([*ends, *self._ends], key=lambda end: (end.return_code == 0, not is_cause(end, failures)))
-        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures)
+        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures) and not survives
         if not (is_known or signals.kill_signal or self.kill_signal):
             self._require_all()
             if missing := self._missing():
@@ -211,9 +195,7 @@ class Host0(_Launcher):
 
     def tell_outcome(self, outcome: RunResult | SamovarError | None) -> None:
         """Tell the others the result, or the error that ends the run."""
-        message = {"is": "outcome", **told(outcome)}
-        for number in self.met.links:
-            self._send(number, message)
+        self._send_all({"is": "outcome", **told(outcome)})
 
     @property
     def _must_end(self) -> bool:
@@ -239,7 +221,7 @@ class Host0(_Launcher):
     def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
         match message["is"]:
             case "lost":
-                if number not in self._over:
+                if number not in self._over and not self._goes_without(number, message["why"]):
                     self._lost[number] = message["why"]
             case "want":
                 self._give(number, self._files[message["file"]], message["offset"])
@@ -247,7 +229,9 @@ class Host0(_Launcher):
                 self._ready.add(number)
             case "gave up":
                 error = error_of(message["kind"], message["error"], message["exit_code"], RankFailed)
-                self._failure = self._failure or error
+                is_wrong = error.exit_code == InputError.exit_code
+                if is_wrong or not self._goes_without(number, message["error"]):
+                    self._failure = self._failure or error
                 self._over.add(number)
             case "ended":
                 self._over.add(number)
@@ -255,11 +239,32 @@ class Host0(_Launcher):
             case _ if self._duties is None:
                 self._held.append((number, message, content))
             case _:
-                self._hear_of_ranks(message)
+                self._hear_of_ranks(message, content)
 
-    def _hear_of_ranks(self, message: Mapping[str, Any]) -> None:
+    def _goes_without(self, number: int, why: str) -> bool:
+        """Whether the run continues without a host that is lost; its ranks are gone."""
+        if self._duties is None or self._duties.restarts is None:
+            return False
+        self._over.add(number)
+        self.met.links[number].end()
+        ranks = self.met.hosts.hosts[number].ranks
+        self._duties.restarts.changed(ranks, are_gone=True)
+        self.ranks_changed(ranks, True)
+        text = f"{self._name(number)} is lost: {why}; the others continue without it"
+        self._duties.take(ranks[0], Notice(level="warning", text=text))
+        return True
+
+    def _hear_of_ranks(self, message: Mapping[str, Any], content: bytes) -> None:
         duties = self.duties
         match message["is"]:
+            case "changed" if duties.restarts is not None:
+                duties.restarts.changed(message["ranks"], are_gone=message["gone"])
+                if message["gone"]:
+                    self.ranks_changed(message["ranks"], True)
+            case "order":
+                mode = "ab" if message["goes_on"] else "wb"
+                with duties.folder.writing_order(int(message["rank"])) as path, path.open(mode) as file:
+                    file.write(content)
             case "record":
                 duties.take(message["rank"], from_json(message["record"]))
             case "end":
@@ -267,7 +272,7 @@ class Host0(_Launcher):
                 self._ends.append(RankEnd(message["rank"], message["code"]))
             case "signal":
                 duties.signals.hear(message["stop"], duties.signals.num_snapshots + message["snapshots"], duties.board)
-                self.signalled(0)
+                self.signalled()
 
     def _give(self, number: int, path: Path, offset: int) -> None:
         with path.open("rb") as file:
@@ -280,7 +285,7 @@ class OtherHost(_Launcher):
 
     def __init__(self, met: Met, timeout_s: float) -> None:
         super().__init__(met, timeout_s)
-        self._must_end = False
+        self._must_end = self._is_over = False
         self._lost: str | None = None
         self._outcome: Mapping[str, Any] | None = None
         self._begin: Mapping[str, Any] | None = None
@@ -308,11 +313,20 @@ class OtherHost(_Launcher):
 
     def rank_ended(self, end: RankEnd) -> None:
         """Tell host 0 of a rank of this host."""
-        state = self.duties.state(end.rank)
+        state, path = self.duties.state(end.rank), self.duties.folder.order(end.rank)
+        order = path.read_bytes() if path.exists() else b""
+        for start in range(0, len(order), MOST_BYTES):
+            message = {"is": "order", "rank": end.rank, "goes_on": start > 0}
+            self._send(0, message, order[start : start + MOST_BYTES])
         message = {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log}
         self._send(0, message)
 
-    def signalled(self, _number: int) -> None:
+    def lingers(self) -> bool:
+        """A host whose ranks are gone stays until host 0 says that the run is over, or is lost."""
+        is_over, board = self._is_over or self._lost or self._outcome, self.duties.board
+        return not is_over and all(board.read(rank, BoardWord.IS_GONE) for rank in self.host.ranks)
+
+    def signalled(self) -> None:
         """Tell host 0 what was asked for here."""
         signals = self.duties.signals
         if signals.kill_signal:
@@ -325,7 +339,7 @@ class OtherHost(_Launcher):
         self._send(0, {"is": "record", "rank": rank, "record": to_json(record)})
         return True
 
-    def patience_s(self, _policy: HostsPolicy) -> float:
+    def patience_s(self, _policy: EndPolicy) -> float:
         """How long this host's ranks may continue after the messages of host 0."""
         return 0.0 if self._must_end or self._lost or self._outcome else math.inf
 
@@ -372,12 +386,14 @@ class OtherHost(_Launcher):
                 self._begin = message
             case "part":
                 self._parts.append(content)
-            case "kill":
-                self._must_end = True
+            case "over":
+                self._is_over, self._must_end = True, message["kills"]
             case "outcome":
                 self._outcome = message
-            case "requests" if self._duties is None:
+            case "requests" | "changed" if self._duties is None:
                 self._held.append((number, message, content))
+            case "changed" if self.duties.restarts is not None:
+                self.duties.restarts.changed(message["ranks"], are_gone=message["gone"])
             case "requests":
                 signals, board = self.duties.signals, self.duties.board
                 signals.hear(message["stop"], message["snapshots"], board)

@@ -136,6 +136,8 @@ def _require_same(config: RunConfig, replay: Path) -> None:
             f"--replay {replay}: was recorded with {name} {there[name]}, this run has {here[name]}; give what that run "
             "was given"
         )
+    if missing := [rank for rank in range(config.workers) if not recorded.order(rank).is_file()]:
+        raise InputError(f"--replay {replay}: has no record of rank {missing[0]}; was it lost? Record the run again")
 
 
 def _existing(path: Path) -> Path:

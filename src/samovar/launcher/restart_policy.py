@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
+from samovar.core.group import Host, rank_names
 from samovar.launch.processes import RankEnd
 from samovar.launch.watch import Consequence, EndPolicy
 from samovar.report.records import Failed, Notice, Record
@@ -12,6 +13,8 @@ from samovar.report.result import RunResult
 from samovar.report.script_output import how
 from samovar.transports.shm import BoardWord, RunBoard
 
+# A rank that fails so waited for another, which may be the cause.
+_WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
 STOOD_STILL = "was stopped by a signal for too long, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 _STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
@@ -29,11 +32,8 @@ class InStepPolicy(EndPolicy):
         self._timeout_s = timeout_s
 
     def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited without success did not cause the failure: the others give up too."""
-        failure = self._failures.get(end.rank)
-        if failure is None or failure.kind != DeadlineExceeded.__name__:
-            return 0.0
-        return self.waiting_s
+        """A rank that waited without success, or lost a connection, did not cause the failure: others give up too."""
+        return 0.0 if is_cause(end, self._failures) else self.waiting_s
 
     @property
     def waiting_s(self) -> float:
@@ -53,12 +53,21 @@ class InStepPolicy(EndPolicy):
         return result
 
 
+def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
+    """Whether the failed rank did not only wait for another one."""
+    failure = failures.get(end.rank)
+    return failure is None or failure.kind not in _WAITED
+
+
 class RestartPolicy(InStepPolicy):
     """Workers do not wait for each other: most deaths affect no other rank.
 
     If it `may_restart`, a rank that a signal killed is restarted, unless it made no step in two lives in a row. A rank
     that gave up, or that makes no progress, is gone, and `board` tells the others. The `group_size` ranks of a group
     step together: they come back together, when all have ended, or not at all. `show` shows a record.
+
+    If ranks are on several `hosts`, each launcher starts its own again, and `tells` the others which come back or are
+    gone. Such a run needs a rank of host 0, which tests and saves.
     """
 
     def __init__(
@@ -70,12 +79,17 @@ class RestartPolicy(InStepPolicy):
         show: Callable[[Record], None],
         group_size: int = 1,
         timeout_s: float = math.inf,
+        hosts: Sequence[Host] = (),
+        tells: Callable[[Sequence[int], bool], None] = lambda _ranks, _are_gone: None,
     ) -> None:
         super().__init__(failures, timeout_s)
         self._may_restart = may_restart
         self._board = board
         self._show = show
         self._group_size = group_size
+        self._names = rank_names(hosts) if hosts else [f"rank {rank}" for rank in range(world_size)]
+        self._needed = set(hosts[0].ranks if hosts else range(world_size))
+        self._tells_others = tells
         self._num_restarts = [0] * world_size
         self._num_fruitless_lives = [0] * world_size
         self._steps_at_start = [0] * world_size
@@ -104,17 +118,27 @@ class RestartPolicy(InStepPolicy):
         if end.return_code == 0 or end.rank in self._gone:  # gone with its group
             return Consequence(ended=self._others_gone(end))
         if end.return_code < 0 and end.rank not in self._stopped and self._may_come_back(group):
-            for rank in group:
-                self._num_restarts[rank] += 1
+            self._decide(group, are_gone=False)
             self._awaited[group] = set(group) - {end.rank}
             self._tell(end, "starts again from the center")
             return self._awaiting(group)
-        for rank in group:
-            self._gone.add(rank)
-            self._board.post(rank, BoardWord.IS_GONE, 1)
+        self._decide(group, are_gone=True)
         if self._are_left and not self._is_input_wrong:
             self._tell(end, "does not come back")
         return Consequence(ended=self._others_gone(end))
+
+    def changed(self, ranks: Sequence[int], *, are_gone: bool) -> None:
+        """Ranks come back, or are gone for good."""
+        for rank in ranks:
+            if are_gone:
+                self._gone.add(rank)
+                self._board.post(rank, BoardWord.IS_GONE, 1)
+            else:
+                self._num_restarts[rank] += 1
+
+    def _decide(self, group: range, *, are_gone: bool) -> None:
+        self.changed(group, are_gone=are_gone)
+        self._tells_others(group, are_gone)
 
     def _awaiting(self, group: range) -> Consequence:
         """The ranks of a group that comes back start when the last of them has ended."""
@@ -137,7 +161,7 @@ class RestartPolicy(InStepPolicy):
         return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
 
     def patience_s(self, _end: RankEnd) -> float:
-        """How long the others may continue: without limit, while some are left and the center can be used."""
+        """How long the others may continue: without limit, while one that is needed is left, and the center works."""
         return math.inf if self._are_left and not self._is_input_wrong else 0.0
 
     def _may_come_back(self, group: range) -> bool:
@@ -162,7 +186,7 @@ class RestartPolicy(InStepPolicy):
 
     @property
     def _are_left(self) -> bool:
-        return len(self._gone) < len(self._num_restarts)
+        return not self._needed <= self._gone
 
     @property
     def _is_input_wrong(self) -> bool:
@@ -171,8 +195,10 @@ class RestartPolicy(InStepPolicy):
     def _tell(self, end: RankEnd, what: str) -> None:
         step = self._board.read(end.rank, BoardWord.STEPS_DONE)
         failure = self._failures.get(end.rank)
-        own = f"rank {end.rank}: "
-        reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
+        name = self._names[end.rank]
+        reason = f" {self.how(end)}"
+        if failure is not None:
+            reason = f": {failure.message.removeprefix(f'rank {end.rank}: ').removeprefix(f'{name}: ')}"
         has_weights = end.rank not in self._gone or self._has_begun(end)
         go_on = "continue" if has_weights else "continue if the center has its first weights"
         if self._group_size > 1:
@@ -181,7 +207,7 @@ class RestartPolicy(InStepPolicy):
             others = f"the others {go_on}" if len(self._num_restarts) > 1 else "the center stays as it is"
             consequence = f"{others}, and it {what}"
         when = "" if failure is not None and failure.kind == NotFinite.__name__ else f" after step {step}"
-        self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
+        self._show(Notice(level="warning", text=f"{name}{reason}{when}; {consequence}"))
 
     def _has_begun(self, end: RankEnd) -> bool:
         """Whether the others can continue without the rank: its group may still owe the center its first weights."""

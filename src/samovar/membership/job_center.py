@@ -9,7 +9,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -20,13 +19,12 @@ from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.job_server import BUFFER
 from samovar.box.joining import BoxSeat, Endpoint, mapped_seat, take_seat
 from samovar.box.mapped import create_center
-from samovar.collectives.engine import PlannedCollectives, digest_record
+from samovar.collectives.engine import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.membership.kept_center import KeptCenter
-from samovar.membership.ranks import JobRanks, Ranks
-from samovar.transports.base import Transport
-from samovar.transports.keys import key_path, make_key, read_key
+from samovar.membership.ranks import JobRanks
+from samovar.transports.keys import make_key, read_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.unix_sockets import join_files, offer_files
@@ -82,26 +80,6 @@ class JobCenter:
         """It goes with the job."""
 
 
-class HostsCenter:
-    """A `samovar.membership.session.CenterPlace` of `samovar train` on several hosts: a center as a job has it."""
-
-    way_out = JobCenter.way_out
-
-    def __init__(self, home: Home, transport: Transport, deadline: Callable[[], Deadline]) -> None:
-        self._center, self._transport, self._deadline = JobCenter(home), transport, deadline
-
-    def __str__(self) -> str:
-        return str(self._center)
-
-    def seat(self, _ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
-        """Take the seat in the row of the rank's number. Raises InputError if the center does not fit in memory."""
-        collectives = PlannedCollectives(self._transport, lambda _num_bytes: "tree")
-        return self._center.seat(JobRanks(collectives, self._deadline), shape, deadline, joins=joins)
-
-    def drop(self) -> None:
-        """It goes with the run."""
-
-
 def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -> BoxSeat:
     """Rank 0's."""
     secret = secrets.token_bytes(_SECRET_BYTES)
@@ -145,16 +123,14 @@ def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int
 def _start_server(key_file: Path, listening: socket.socket, files: tuple[int, ...]) -> None:
     """Start it in its own session, without output: it outlives this process if other ranks continue."""
     descriptors = (listening.fileno(), *files)
-    inherited = [int(key_file.name)] if key_file.parent == key_path(0).parent else []  # a key that no file has
-    shown = key_file if inherited else key_file.resolve()
-    command = [sys.executable, "-P", "-m", "samovar.box.job_server", str(shown), *map(str, descriptors)]
+    command = [sys.executable, "-P", "-m", "samovar.box.job_server", str(key_file.resolve()), *map(str, descriptors)]
     try:
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(*descriptors, *inherited),
+            pass_fds=descriptors,
             cwd="/",
             start_new_session=True,
         )

@@ -44,64 +44,46 @@ class Members(Protocol):
 class LaunchMembers:
     """The workers of one launch at its own center: each always has the board's row of its rank.
 
-    `first_left()` is the first rank that is not gone. The others do the work that a dead one leaves.
+    `first_left()` is the first rank that is not gone. The others do the work that a dead one leaves. A worker looks at
+    the board and posts every `every_s` at most, and posts its end at once.
     """
 
     leads = True
 
     def __init__(
         self,
-        board: "ShownRows",
+        board: Rows,
         member: Member,
         world_size: int,
         first_left: Callable[[], int],
         rule: str,
         first_step: int,
+        every_s: float = 0.0,
     ) -> None:
         self.num_living = world_size
         self._board, self._member, self._first_left = board, member, first_left
-        self._rule, self._first_step = rule, first_step
+        self._rule, self._first_step, self._every_s = rule, first_step, every_s
+        self._looked_s = self._posted_s = float("-inf")
+        self._steps = first_step
 
     def run_steps(self) -> int:
-        shown = (self._board.row(rank).progress.steps for rank in range(self.num_living))
-        return run_steps(self._rule, [max(steps, self._first_step) for steps in shown], self._first_left())
-
-    def post(self, progress: MemberProgress) -> None:
-        self._board.post(self._member, progress)
-
-    def wait_for_others(self, _deadline: Deadline) -> str:
-        return ""
-
-
-class SeldomRows:
-    """The rows of a board on another host, read and written every `every_s` at most; a worker's end at once."""
-
-    def __init__(self, board: Rows, every_s: float) -> None:
-        self._board, self._every_s = board, every_s
-        self._looked_s = self._posted_s = float("-inf")
-        self._rows: dict[int, Row] = {}
-
-    def row(self, index: int) -> Row:
-        """As it was a moment ago."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._every_s:
             self._looked_s = now_s
-            self._rows = {row.member.index: row for row in self._board.rows()}
-        return self._rows[index] if index in self._rows else self._board.row(index)
+            shown = {row.member.index: row.progress.steps for row in self._board.rows()}
+            steps = [max(shown.get(rank, 0), self._first_step) for rank in range(self.num_living)]
+            # A worker that comes back shows none for a moment.
+            self._steps = max(self._steps, run_steps(self._rule, steps, self._first_left()))
+        return self._steps
 
-    def post(self, member: Member, progress: MemberProgress) -> None:
-        """Show the progress to the others, if it is time."""
+    def post(self, progress: MemberProgress) -> None:
         now_s = time.monotonic()
         if progress.finished or now_s - self._posted_s >= self._every_s:
             self._posted_s = now_s
-            self._board.post(member, progress)
+            self._board.post(self._member, progress)
 
-
-class ShownRows(Protocol):
-    """The part of a board's rows that members of one launch need."""
-
-    def row(self, index: int) -> Row: ...
-    def post(self, member: Member, progress: MemberProgress) -> None: ...
+    def wait_for_others(self, _deadline: Deadline) -> str:
+        return ""
 
 
 class RunSteps:

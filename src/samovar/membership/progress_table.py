@@ -15,6 +15,7 @@ from samovar.transports.base import Region, Transport
 
 STALENESS_BINS = 16  # updates that came in between: 0, 1, ...; the last bin counts all that are more
 _END_POLL_S = 0.02
+_LOOK_FAR_EVERY_S = 0.1
 # A worker's row: numbers that it alone writes, then its staleness.
 _IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
 # Samples, updates, seconds lost to others and refused updates count over all its lives, as staleness does.
@@ -66,8 +67,10 @@ class ProgressTable:
         num_words = _FIRST_STALENESS + STALENESS_BINS
         self._window = transport.open_window("workers", 8 * num_words, 0)
         self._row = Region.of(self._window, 0, num_words, np.float64).array
+        self._far: dict[int, tuple[float, npt.NDArray[np.float64]]] = {}
         self._earlier = self._row.copy()
-        self._row[[_IS_FINISHED, _HAS_TOLD]] = 0.0
+        for word in (_IS_FINISHED, _HAS_TOLD):
+            self._note(word, 0.0)
 
     @property
     def is_first(self) -> bool:
@@ -97,7 +100,7 @@ class ProgressTable:
         """The moment when the first worker of this host began to train, on this host's clock; now, if none has."""
         begun_s = [words[_BEGUN_S] for words in map(self._words, self._own_host) if words[_BEGUN_S] > 0]
         if self._row[_BEGUN_S] == 0:
-            self._row[_BEGUN_S] = time.monotonic()
+            self._note(_BEGUN_S, time.monotonic())
             begun_s.append(self._row[_BEGUN_S])
         return float(min(begun_s))
 
@@ -108,7 +111,7 @@ class ProgressTable:
 
     def is_ready(self) -> None:
         """Show that this worker can begin. An earlier life may have shown it already."""
-        self._row[_IS_READY] = 1.0
+        self._note(_IS_READY)
 
     def wait_for_all(self, patience_s: float) -> None:
         """Wait until every worker that is not gone is ready. Raises DeadlineExceeded, naming the others."""
@@ -125,7 +128,7 @@ class ProgressTable:
 
     def has_told(self) -> None:
         """Note that this worker has reported the result of its launch."""
-        self._row[_HAS_TOLD] = 1.0
+        self._note(_HAS_TOLD)
 
     def wait_until_told(self, deadline: Deadline) -> bool:
         """Whether another worker reports the result; False if all workers before this one are gone."""
@@ -144,7 +147,8 @@ class ProgressTable:
         row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
         row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s, state.num_refused)
         row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
-        self._row[_STEPS:] = row[_STEPS:]  # in one go: a killed worker has shown all of a step, or nothing of it
+        # In one go: a killed worker has shown all of a step, or nothing of it.
+        self._window.put(self.rank, row.itemsize * _STEPS, row[_STEPS:])
         samples, updates, lock_wait_s, _num_refused = row[_COUNTS].tolist()
         progress = MemberProgress(
             steps=state.steps_done,
@@ -158,7 +162,8 @@ class ProgressTable:
             finished=state.is_finished,
         )
         self._members.post(progress)
-        self._row[_IS_FINISHED] = state.is_finished
+        if state.is_finished:
+            self._note(_IS_FINISHED)
 
     def states(self) -> tuple[WorkerState, ...]:
         """The states of all workers, by rank; one that has not begun is at the start of the run."""
@@ -186,9 +191,18 @@ class ProgressTable:
             is_gone=self._is_gone(rank),
         )
 
+    def _note(self, word: int, value: float = 1.0) -> None:
+        self._window.put(self.rank, self._row.itemsize * word, np.array([value]))
+
     def _words(self, rank: int) -> npt.NDArray[np.float64]:
+        """Those of another host as they were a moment ago."""
+        now_s = time.monotonic()
+        if rank in self._far and now_s - self._far[rank][0] < _LOOK_FAR_EVERY_S:
+            return self._far[rank][1]
         words = np.empty_like(self._row)
         self._window.get(rank, 0, words)
+        if rank not in self._own_host:
+            self._far[rank] = (now_s, words)
         return words
 
     def _wait(self, word: int, patience_s: float, what: str) -> None:

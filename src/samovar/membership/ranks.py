@@ -94,10 +94,11 @@ class LaunchRanks:
         return self.rank == 0 or self.of(0) is not None
 
     def take(self, member: Member, first_step: int) -> None:
+        row = self._own.copy()
         if self.own is None:
-            self._own[self._FIRST_STEP] = first_step
-        self._own[self._INDEX] = member.index
-        self._own[self._INCARNATION] = member.incarnation
+            row[self._FIRST_STEP] = first_step
+        row[[self._INDEX, self._INCARNATION]] = member.index, member.incarnation
+        self._window.put(self.rank, 0, row)
 
     def of(self, rank: int) -> Member | None:
         """The member that a rank is; None if it has not taken a seat yet."""

@@ -9,7 +9,8 @@ from samovar.box.base import Center
 from samovar.box.board import Board
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, create_shards, drop_shards, take_shards
-from samovar.box.joining import BoxSeat, Endpoint
+from samovar.box.job_server import BUFFER
+from samovar.box.joining import BoxSeat, Endpoint, take_seat
 from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
@@ -77,6 +78,19 @@ class LaunchCenter:
         """It goes with the launcher."""
 
 
+class ServedCenter(LaunchCenter):
+    """The same center for a rank of another host, to which host 0's launcher serves it at `place`."""
+
+    def __init__(self, place: Endpoint, timeout_s: float) -> None:
+        self._place, self._timeout_s = place, timeout_s
+
+    def seat(self, ranks: Ranks, _shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """Take the seat in the row of the rank's number, once rank 0 has made the center."""
+        assert not joins, "a launch joins a box"
+        _await_first(self, ranks, deadline)
+        return take_seat(self._place, BUFFER, f"rank {ranks.rank}", deadline, ranks.rank, self._timeout_s)
+
+
 class BoxCenter:
     """A buffer of one or more boxes that runs join and leave. Boxes name this rank `who` in their messages."""
 
@@ -126,10 +140,7 @@ class BoxCenter:
             there = create_shards(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
             if there is not None:
                 raise InputError(self._there_already(there, self._name))
-        if not ranks.await_first(deadline):
-            raise DeadlineExceeded(f"rank 0 did not take its seat at {self}; {self.way_out}")
-        if not ranks.is_first_there:
-            raise RankFailed(_no_weights(self))
+        _await_first(self, ranks, deadline)
 
     def _take_again(self, index: int, deadline: Deadline) -> BoxSeat:
         try:
@@ -224,6 +235,13 @@ class Session:
         if not self._joins and self._ranks.is_gone(0):
             return True
         return self.seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
+
+
+def _await_first(place: CenterPlace[Any], ranks: Ranks, deadline: Deadline) -> None:
+    if not ranks.await_first(deadline):
+        raise DeadlineExceeded(f"rank 0 did not take its seat at {place}; {place.way_out}")
+    if not ranks.is_first_there:
+        raise RankFailed(_no_weights(place))
 
 
 def _no_weights(place: object) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -60,6 +60,16 @@ class RunFolder:
     def order(self, rank: int) -> Path:
         """The order in which a rank met the center (--record)."""
         return self.path / f"order_rank{rank}.bin"
+
+    @contextlib.contextmanager
+    def writing_order(self, rank: int) -> Iterator[Path]:
+        """The same path, to be written. Raises InputError if the disk is full, for example."""
+        try:
+            yield self.order(rank)
+        except OSError as error:
+            raise InputError(
+                f"{self.order(rank)} cannot be written: {error.strerror}; make room there, or train without --record"
+            ) from error
 
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"

@@ -1,18 +1,16 @@
 """--record and --replay: a rank records or follows the order in which the center takes updates."""
 
 import contextlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
 from samovar.box.base import Center, SeatCenter
-from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.report.run_folder import RunFolder
 from samovar.training.context import RankContext
 from samovar.training.order_log import LogHead, OrderWriter, read_order
-from samovar.training.ordered_centers import RecordingCenter, ReplayedCenter, Turns
+from samovar.training.ordered_centers import ChunkCenter, RecordingCenter, ReplayedCenter, Turns
 
 
 class Order(Protocol):
@@ -61,10 +59,10 @@ class RecordedOrder(LiveOrder):
         self._log: OrderWriter | None = None
 
     def seen(self, center: SeatCenter) -> Center:
-        assert isinstance(center, MappedCenter), "a record is of a center of this host"
-        rank, path = self._group.rank, self._folder.order(self._group.rank)
+        assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
+        rank = self._group.rank
         head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
-        with _disk(path):
+        with self._folder.writing_order(rank) as path:
             self._log = self._stack.enter_context(OrderWriter(path, head))
         return RecordingCenter(center, self._log)
 
@@ -74,7 +72,7 @@ class RecordedOrder(LiveOrder):
 
     def end(self) -> None:
         assert self._log is not None, "seen comes first"
-        with _disk(self._folder.order(self._group.rank)):
+        with self._folder.writing_order(self._group.rank):
             self._log.end()
             self._log.close()
 
@@ -90,7 +88,7 @@ class ReplayedOrder(LiveOrder):
         self._rate_steps = list(reversed(self._logs[group.rank].rate_steps))
 
     def seen(self, center: SeatCenter) -> Center:
-        assert isinstance(center, MappedCenter), "a record is of a center of this host"
+        assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
         transport = self._context.transport
         for rank, log in enumerate(self._logs):
             head = LogHead(rank, transport.group.world_size, center.num_elements, center.chunk_elements)
@@ -112,13 +110,3 @@ def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:
     if context.config.replay is not None:
         return ReplayedOrder(context)
     return RecordedOrder(context, stack) if context.config.record else LiveOrder()
-
-
-@contextlib.contextmanager
-def _disk(path: object) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror}; make room there, or train without --record"
-        ) from error

@@ -36,13 +36,14 @@ class BoxDescriptors:
 class RankContext:
     """A rank's settings, and its ways to the other ranks and to the launcher.
 
-    `is_gone(rank)` says whether the launcher has given up that rank. Strategies with a center have a `box`.
-    The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times. `key` leads
-    to the key of a run on several hosts.
+    Windows of `lasting` outlive their ranks. `is_gone(rank)` says whether the launcher has given up that rank.
+    Strategies with a center have a `box`, on host 0. The rank computes on `device`; None: in the memory that ranks
+    share. It was started again `life` times. `key` leads to the key of a run on several hosts.
     """
 
     config: RunConfig
     transport: Transport
+    lasting: Transport
     writer: RecordWriter
     at_boundary: Callable[[int], Requests]
     is_gone: Callable[[int], bool]

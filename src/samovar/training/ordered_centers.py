@@ -3,21 +3,27 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from samovar.box.base import Push, Versions
+from samovar.box.base import Push, SeatCenter, Versions
 from samovar.box.mapped import MappedCenter
+from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.training.order_log import OrderLog, OrderWriter
 from samovar.transports.base import Array, Window
 
+ChunkCenter: TypeAlias = MappedCenter | RemoteCenter
+# act(chunk, its elements): one operation on one chunk.
+_Act: TypeAlias = Callable[[int, slice], Versions]
+
 
 class WatchedCenter:
     """The operations of `center` that are neither recorded nor replayed: those at its start and end."""
 
-    def __init__(self, center: MappedCenter) -> None:
+    def __init__(self, center: SeatCenter) -> None:
         self._center = center
 
     @property
@@ -41,7 +47,7 @@ class WatchedCenter:
 class RecordingCenter(WatchedCenter):
     """A `samovar.box.base.Center` that writes each read and update of `center` into `log`."""
 
-    def __init__(self, center: MappedCenter, log: OrderWriter) -> None:
+    def __init__(self, center: SeatCenter, log: OrderWriter) -> None:
         super().__init__(center)
         self._log = log
 
@@ -141,55 +147,46 @@ class Turns:
 class ReplayedCenter(WatchedCenter):
     """A `samovar.box.base.Center` in which each chunk of `center` waits for its turn."""
 
-    def __init__(self, center: MappedCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
+    def __init__(self, center: ChunkCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
         super().__init__(center)
-        self._turns = turns
+        self._chunks, self._turns = center, turns
         self._deadline = deadline
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self._in_turn(
-            False, deadline, lambda chunk, part: self._center.read_chunks(chunk, destination[part], deadline)
+            False, deadline, lambda chunk, part: self._chunks.read_chunks(chunk, destination[part], deadline)
         )
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
-        center = self._center
-        return self._in_turn(
-            True,
-            deadline,
-            lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline, momentum),
-        )
+        return self._in_turn(True, deadline, self._adding(sequence, difference, deadline, momentum))
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._center
-        return self._in_background(
-            deadline, lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline)
-        )
+        deadline = self._deadline()
+        return self._in_background(deadline, self._adding(sequence, difference, deadline))
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
-        center = self._center
-        return self._in_turn(
-            True,
-            deadline,
-            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
-        )
+        return self._in_turn(True, deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
-        deadline, center = self._deadline(), self._center
-        return self._in_background(
-            deadline,
-            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
-        )
+        deadline = self._deadline()
+        return self._in_background(deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
-    def _in_background(self, deadline: Deadline, act: Callable[[int, slice], Versions]) -> "ReplayedPush":
+    def _adding(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> _Act:
+        add = self._chunks.accumulate_chunks
+        return lambda chunk, part: add(chunk, sequence, difference[part], deadline, momentum)
+
+    def _exchanging(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> _Act:
+        exchange = self._chunks.exchange_chunks
+        return lambda chunk, part: exchange(chunk, sequence, weights[part], moving_rate, deadline)
+
+    def _in_background(self, deadline: Deadline, act: _Act) -> "ReplayedPush":
         tickets = self._turns.take(True)
         return ReplayedPush(lambda: self._do(tickets, deadline, act))
 
-    def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
+    def _in_turn(self, is_update: bool, deadline: Deadline, act: _Act) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)
 
-    def _do(
-        self, entry: tuple[Versions, Versions], deadline: Deadline, act: Callable[[int, slice], Versions]
-    ) -> Versions:
+    def _do(self, entry: tuple[Versions, Versions], deadline: Deadline, act: _Act) -> Versions:
         tickets, expected = entry
         size, versions = self._center.chunk_elements, np.zeros_like(expected)
         for chunk in self._turns.each(tickets, deadline):

@@ -2,7 +2,6 @@
 
 import socket
 import traceback
-from collections.abc import Callable
 
 import torch
 
@@ -44,19 +43,18 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     config = RunConfig.load(given.config)
     ranks = config.host_of(given.rank).ranks
     inside = Group(ranks.index(given.rank), len(ranks))
-    requests = SignalRequests(RunBoard(given.segment, inside.world_size), inside)
+    signals = given.segment if given.signals < 0 else given.signals
+    requests = SignalRequests(RunBoard(signals, config.workers), Group(given.rank, config.workers))
     use_cpus(config.cpus[inside.rank])
     torch.set_num_threads(config.threads_per_worker)
     transport = _transport(given, config, inside)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
     device = use_device(config.device, inside.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
-    is_gone: Callable[[int], bool] = requests.is_gone
-    key = None
-    if config.hosts is not None:
-        # There the first failure ends the run.
-        is_gone, key = frozenset[int]().__contains__, key_path(given.key)
-    context = RankContext(config, transport, writer, boundary.at, is_gone, box, device, given.life, key)
+    key = None if config.hosts is None else key_path(given.key)
+    lasting = transport.lasting() if isinstance(transport, HostsTransport) else transport
+    ways = (transport, lasting, writer, boundary.at, requests.is_gone)
+    context = RankContext(config, *ways, box, device, given.life, key)
     _JOBS[config.job](context)
     if not isinstance(transport, ShmTransport):
         transport.close(Deadline.after(_PARTING_S))

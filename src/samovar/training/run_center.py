@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,16 +11,16 @@ from samovar.box.base import Center
 from samovar.box.board import Board
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import parse_endpoints
+from samovar.box.joining import Endpoint
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.launcher.box_plan import drop_command, there_already
-from samovar.membership.job_center import Home, HostsCenter
-from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps, SeldomRows
+from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
 from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
-from samovar.membership.session import BoxCenter, LaunchCenter, Session
+from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
 from samovar.membership.statistics import ShownStatistics
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms
@@ -53,7 +53,7 @@ class RunCenter:
     ) -> None:
         config, transport = context.config, context.transport
         self._context, self._layout, self._goal = context, layout, goal
-        self._ranks = LaunchRanks(transport, context.is_gone)
+        self._ranks = LaunchRanks(context.lasting, context.is_gone)
         self._terms = Terms.of(config.strategy, layout)
         self._own_first_step = first_step
         self._place = self._center_place()
@@ -71,7 +71,7 @@ class RunCenter:
         self._center: Center = (order or LiveOrder()).seen(seat.center)
         self._members = self._all_members()
         own_host = config.host_of(transport.group.rank).ranks
-        self.table = ProgressTable(transport, self._members, context.is_gone, self._session.start_step, own_host)
+        self.table = ProgressTable(context.lasting, self._members, context.is_gone, self._session.start_step, own_host)
         self.headcount = Headcount(self._members, transport.group.world_size)
 
     @property
@@ -92,7 +92,7 @@ class RunCenter:
     @property
     def transports(self) -> frozenset[str]:
         """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network."""
-        if isinstance(self._place, HostsCenter):
+        if self._context.config.hosts is not None:
             return frozenset({"shm", "tcp"})
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
@@ -115,7 +115,7 @@ class RunCenter:
     ) -> CenterWeights:
         """The center for tests and snapshots, with the statistics that an earlier life of this rank showed."""
         views, group = StatisticViews(weights, statistics), self._context.transport.group
-        window = self._context.transport.open_window("statistics", 4 * (views.num_elements + 1), 0)
+        window = self._context.lasting.open_window("statistics", 4 * (views.num_elements + 1), 0)
         shown = ShownStatistics(Region.of(window, 0, views.num_elements + 1, np.float32), range(group.world_size))
         seat = self._session.seat
         evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, views, shown, deadline)
@@ -130,14 +130,14 @@ class RunCenter:
             return shape
         return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
 
-    def _center_place(self) -> BoxCenter | LaunchCenter | HostsCenter:
-        config, transport = self._context.config, self._context.transport
+    def _center_place(self) -> BoxCenter | LaunchCenter | ServedCenter:
+        config, box = self._context.config, self._context.box
         if config.box is not None:
             return self._box_center()
-        if config.hosts is None:
-            return LaunchCenter(*_descriptors(self._context))
-        home = Home(config.hosts.hosts[0].ranks, config.hosts.addresses[0][0], self._context.key)
-        return HostsCenter(home, transport, partial(Deadline.after, config.timeout_s))
+        if box is not None:
+            return LaunchCenter(box.board, box.center)
+        assert config.hosts is not None, "the center of one host is in the launcher's memory"
+        return ServedCenter(Endpoint(None, config.hosts.home[0], self._context.key), config.timeout_s)
 
     def _box_center(self) -> BoxCenter:
         config = self._context.config
@@ -185,8 +185,9 @@ class RunCenter:
         seat, rule = self._session.seat, self._context.config.stop_rule or MEAN
         start_step, ranks = self._session.start_step, self._ranks
         if not isinstance(self._place, BoxCenter):
-            rows = seat.board if isinstance(seat.board, Board) else SeldomRows(seat.board, _LOOK_FAR_EVERY_S)
-            return LaunchMembers(rows, seat.member, ranks.world_size, ranks.first_left, rule, start_step)
+            every_s = 0.0 if isinstance(seat.board, Board) else _LOOK_FAR_EVERY_S
+            common = (ranks.world_size, ranks.first_left, rule, start_step, every_s)
+            return LaunchMembers(seat.board, seat.member, *common)
         every_s = _LOOK_FAR_EVERY_S if self._place.places.is_far else _LOOK_EVERY_S
         return BoxMembers(seat.board, seat.member, ranks.all, RunSteps(rule, start_step), self._goal, every_s)
 
@@ -196,8 +197,3 @@ class RunCenter:
             self._session.close()
         except SamovarError as error:
             self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without notice"))
-
-
-def _descriptors(context: RankContext) -> tuple[Any, Any]:
-    assert context.box is not None
-    return context.box.board, context.box.center

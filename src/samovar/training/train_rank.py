@@ -227,7 +227,8 @@ class TrainRank:
         segment = create_segment(1)
         self._stack.callback(os.close, segment)
         transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._config.oversubscribed)
-        return replace(self._context, transport=transport, config=replace(self._config, hosts=None))
+        config = replace(self._config, hosts=None)
+        return replace(self._context, transport=transport, lasting=transport, config=config)
 
     @property
     def _start_notices(self) -> tuple[str, ...]:

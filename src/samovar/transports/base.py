@@ -250,7 +250,7 @@ class PeerWindow(ABC):
 
     def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
         """Check here: all parts have one size."""
-        is_inside = 0 <= offset <= len(self.local) - num_bytes and 0 <= peer < self._ranks.group.world_size
+        is_inside = 0 <= offset <= len(self.local) - num_bytes and 0 <= peer < len(self._ranks.names)
         if not is_inside or (notification is not None and not 0 <= notification.slot < self._num_slots):
             slot = "" if notification is None else f", slot {notification.slot} of {self._num_slots}"
             raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")

@@ -14,10 +14,12 @@ from samovar.transports.base import Array, Notification, Pending, Transport, Win
 from samovar.transports.keys import Key
 from samovar.transports.shm import ShmTransport, ShmWindow
 from samovar.transports.tcp import TcpTransport, TcpWindow
-from samovar.transports.tcp_memory import SharedMemory
+from samovar.transports.tcp_memory import PrivateMemory, SharedMemory
 from samovar.transports.tcp_service import TcpConfig
 
 _LINE_BYTES, _NUM_PINGS = 64, 50
+_NOTE_BYTES = 128
+_SHOW_EVERY_S, _SHOWN_BYTES_PER_S = 0.2, 1e5
 
 
 class HostsTransport:
@@ -72,6 +74,34 @@ class HostsTransport:
         memory = SharedMemory(shared.native, self._local.group.rank, num_slots)
         return HostsWindow(self.places, shared, self._tcp.open_window(name, num_bytes, num_slots, memory))
 
+    def lasting(self) -> "LastingTransport":
+        """The same, with windows that outlive their ranks."""
+        return LastingTransport(self._local, self._tcp, list(self.places))
+
+
+class LastingTransport(HostsTransport):
+    """Windows that outlive their ranks: a rank puts into its own part alone, and gets from any, of a dead rank too.
+
+    On its host the part is in `local`, which the launcher keeps. Others read a copy in host 0's launcher. A put of up
+    to 128 bytes is shown at once, with all other windows. A larger one is, every 0.2 s, or as 100 kB/s allow.
+    """
+
+    def __init__(self, local: ShmTransport, tcp: TcpTransport, inside: Sequence[int]) -> None:
+        super().__init__(local, tcp, inside)
+        self._windows: list[LastingWindow] = []
+
+    def open_window(self, name: str, num_bytes: int, num_slots: int) -> "LastingWindow":
+        world_size, shared = self.group.world_size, self._local.open_window(name, num_bytes, num_slots)
+        memory = PrivateMemory(world_size * num_bytes, 0)
+        copies = self._tcp.open_window(name, len(memory.bytes), 0, memory)
+        self._windows.append(LastingWindow(self, shared, copies))
+        return self._windows[-1]
+
+    def show(self, last: "LastingWindow", *, at_once: bool) -> None:
+        """Renew the copies of this rank's parts, `last` after the others."""
+        for window in (*(each for each in self._windows if each is not last), last):
+            window.show(at_once=at_once)
+
 
 class HostsWindow:
     """See `samovar.transports.base.Window`."""
@@ -109,6 +139,32 @@ class HostsWindow:
         """The window that leads to the peer, and the peer's number there."""
         place = self._places.get(peer)
         return (self._remote, peer) if place is None else (self._shared, place)
+
+
+class LastingWindow(HostsWindow):
+    """See `LastingTransport`."""
+
+    def __init__(self, transport: LastingTransport, shared: ShmWindow, copies: TcpWindow) -> None:
+        super().__init__(transport.places, shared, copies)
+        self._transport, self._group = transport, transport.group
+        self._shown_s = float("-inf")
+
+    def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        assert peer == self._group.rank, (peer, self._group)
+        self._shared.put(self._places[peer], offset, source, notification)
+        self._transport.show(self, at_once=source.nbytes <= _NOTE_BYTES)
+
+    def show(self, *, at_once: bool) -> None:
+        now_s, pause_s = time.monotonic(), max(_SHOW_EVERY_S, len(self.local) / _SHOWN_BYTES_PER_S)
+        if at_once or now_s - self._shown_s >= pause_s:
+            self._shown_s = now_s
+            self._remote.put(self._group.world_size, self._group.rank * len(self.local), self.local)
+
+    def get(self, peer: int, offset: int, destination: Array) -> None:
+        if peer in self._places:
+            super().get(peer, offset, destination)
+        else:
+            self._remote.get(self._group.world_size, peer * len(self.local) + offset, destination)
 
 
 class Pings:
@@ -205,5 +261,7 @@ def open_hosts(
     """
     group = Group(rank, len(job.addresses))
     names, config = rank_names(job.hosts), TcpConfig(job.job, timeout_s, deadline_after)
-    tcp = TcpTransport(group, config, key, listening, job.addresses, names=names, needs_memory=local is not None)
+    addresses = (*job.addresses, *job.home[1:])
+    names += ["host 0's launcher"] * (len(addresses) - len(names))
+    tcp = TcpTransport(group, config, key, listening, addresses, names=names, needs_memory=local is not None)
     return tcp if local is None else HostsTransport(local, tcp, job.of(rank).ranks)

@@ -49,8 +49,8 @@ class _Link:
 class TcpTransport(PeerTransport):
     """This rank's access to its peers' memory over TCP (see `samovar.transports.base.Transport`).
 
-    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. With
-    `needs_memory` the caller that opens a window gives its memory.
+    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. Peers after those
+    of the group only keep memory. With `needs_memory` the caller that opens a window gives its memory.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TcpTransport(PeerTransport):
         names: Sequence[str] | None = None,
         needs_memory: bool = False,
     ) -> None:
-        assert len(addresses) == group.world_size, (len(addresses), group.world_size)
+        assert len(addresses) >= group.world_size, (len(addresses), group.world_size)
         super().__init__(group, names, "samovar-tcp")
         self._config = config
         self._key = key
@@ -132,7 +132,7 @@ class TcpTransport(PeerTransport):
             who = self.names[self.group.rank]
             sides = (who, f"{who}: {self.names[peer]}")
             link.channel = connect(self._addresses[peer], self._key, *sides, deadline, lambda: self.lost(peer))
-            hello = PeerHello(self._config.job, self.group.rank, peer, self.group.world_size)
+            hello = PeerHello(self._config.job, self.group.rank, peer, max(peer + 1, self.group.world_size))
             link.channel.send(hello.pack(), None, deadline)
         if window.number not in link.windows:
             memory = window.memory

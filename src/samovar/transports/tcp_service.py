@@ -97,11 +97,15 @@ def _digest(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TcpConfig:
-    """`job` tells runs with one key apart; every request to a peer ends by `deadline_after(timeout_s)`."""
+    """`job` tells runs with one key apart; every request to a peer ends by `deadline_after(timeout_s)`.
+
+    If `peers_return`, a peer may connect again, in a new process: its newest connection counts.
+    """
 
     job: str
     timeout_s: float = 60.0
     deadline_after: Callable[[float], Deadline] = Deadline.after
+    peers_return: bool = False
 
     def deadline(self) -> Deadline:
         return self.deadline_after(self.timeout_s)
@@ -118,7 +122,7 @@ class PeerService:
         self._windows = windows
         self._lock = threading.Lock()
         self._channels: dict[SecureChannel, threading.Thread] = {}
-        self._present: set[int] = set()
+        self._present: dict[int, SecureChannel] = {}
 
     def accept(self, channel: SecureChannel) -> None:
         thread = threading.Thread(target=self._serve, args=(channel,), name="samovar-peer", daemon=True)
@@ -167,9 +171,13 @@ class PeerService:
         if not PeerHello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
             raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
         with self._lock:
-            if peer >= group.world_size or peer == group.rank or peer in self._present:
+            before = self._present.get(peer)
+            is_taken = before is not None and not self._config.peers_return
+            if peer >= group.world_size or peer == group.rank or is_taken:
                 raise SamovarError(f"rank {group.rank}: {channel.peer} says that it is rank {peer}, which is taken")
-            self._present.add(peer)
+            self._present[peer] = channel
+        if before is not None:
+            before.end()
         channel.peer = self._names[peer]
         return peer
 

@@ -109,3 +109,22 @@ def test_local_and_remote_members_add_up_though_the_link_breaks(
         proxy.close()
     assert (sum(weights) + got == total).all()
     assert (versions == 5 * len(centers)).all()
+
+
+def test_chunks_one_by_one_give_the_bits_of_the_whole(attach: Attach, host: NativeHost) -> None:
+    """In any order, as a replay has its turns."""
+    rng, center = np.random.default_rng(0), attach()
+    start, difference, weights = (rng.standard_normal(NUM_ELEMENTS, np.float32) for _ in range(3))
+    center.write(start, in_time())
+    whole, added, found = start + difference, weights.copy(), np.empty_like(start)
+    order = rng.permutation(center.num_chunks).tolist()
+    parts = [(chunk, slice(chunk * CHUNK_ELEMENTS, (chunk + 1) * CHUNK_ELEMENTS)) for chunk in order]
+    for chunk, part in parts:
+        assert center.accumulate_chunks(chunk, 1, difference[part], in_time()) == [1]
+    for chunk, part in parts:
+        assert center.exchange_chunks(chunk, 2, added[part], 0.5, in_time()) == [2]
+    for chunk, part in parts:
+        assert center.read_chunks(chunk, found[part], in_time()) == [2]
+    half = np.float32(0.5) * (weights - whole)
+    assert (added == weights - half).all()
+    assert (found == whole + half).all()

@@ -1,11 +1,13 @@
 """Which deaths a run outlives whose workers wait for nobody."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from samovar.core.group import Host
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launch.watch import Consequence
 from samovar.launcher.restart_policy import RestartPolicy, blamed
@@ -167,3 +169,25 @@ def test_a_run_ends_with_its_last_rank(tmp_path: Path) -> None:
     run = Run(tmp_path, [DIES, DIES], {}, may_restart=False)
     assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, -9), RankEnd(1, -9)]
     assert run.words == ["it does not come back"]
+
+
+def test_on_several_hosts_ranks_have_their_hosts_names_and_the_others_learn_of_them(tmp_path: Path) -> None:
+    """Host 0's rank is the one that the run needs. No rank is started here."""
+    run, hosts, told = Run(tmp_path, [FOREVER] * 3, {}), (Host("node0", (0,)), Host("node1", (1, 2))), []
+    policy = RestartPolicy(
+        *(3, True, {}, run.board, run.shown.append),
+        hosts=hosts,
+        tells=lambda ranks, are_gone: told.append((list(ranks), are_gone)),
+    )
+    assert policy.consequence(RankEnd(1, -9)) == Consequence(counts=False, started=range(1, 2))
+    assert policy.consequence(RankEnd(2, 3)) == Consequence(ended=[])
+    assert told == [([1], False), ([2], True)]
+    assert [record.text[:16] for record in run.shown if isinstance(record, Notice)] == [
+        "rank 1 on node1 ",
+        "rank 2 on node1 ",
+    ]
+    assert policy.patience_s(RankEnd(2, 3)) == math.inf
+    policy.changed([0], are_gone=True)
+    assert policy.patience_s(RankEnd(2, 3)) == 0.0
+    assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(3)] == [1, 0, 1]
+    run.close()
