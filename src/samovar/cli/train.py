@@ -60,7 +60,9 @@ def _train(
     boxed = boxed._replace(key_file=None) if boxed.box is None else boxed
     calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     sharing = asked_for(strategy, plan.collective, settings)
-    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
+    config = RunConfig(
+        *("train", solver, parse_weights(weights)), strategy=sharing, calibration=calibration, transport=plan.transport
+    )
     config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
     config = replace(config, **figures.checked(), timeout_s=timeout)

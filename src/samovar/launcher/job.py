@@ -30,6 +30,7 @@ from samovar.report.records import Failed, Finished, Notice, Record, RecordReade
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
+from samovar.strategies.traits import AUTO
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
@@ -144,7 +145,7 @@ class _RunningJob:
         failures, timeout_s = self._told.failures, config.timeout_s
         if self._others is not None:
             return HostsPolicy(failures, timeout_s, self._others)
-        if not config.is_async:
+        if not config.is_async or config.transport != AUTO:  # a library starts no rank again
             return InStepPolicy(failures, timeout_s)
         # A rank cannot come back alone where the data held by all wait for it, or one order.
         may_restart = not (config.hold_data or config.record or config.replay)

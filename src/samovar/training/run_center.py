@@ -22,6 +22,7 @@ from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, Session
 from samovar.membership.statistics import ShownStatistics
+from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms
 from samovar.strategies.center_steps import CenterSeat
@@ -29,6 +30,7 @@ from samovar.training.async_order import LiveOrder, Order
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region
+from samovar.transports.looking import LookingTransport
 
 # A board on this host costs microseconds, one elsewhere a round trip.
 _LOOK_EVERY_S: Final = 0.02
@@ -91,9 +93,11 @@ class RunCenter:
 
     @property
     def transports(self) -> frozenset[str]:
-        """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network."""
+        """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network, or a library."""
         if isinstance(self._place, HostsCenter):
             return frozenset({"shm", "tcp"})
+        if isinstance(self._place, WindowsCenter):
+            return frozenset({self._context.config.transport})
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
     def seat(self) -> CenterSeat:
@@ -130,12 +134,14 @@ class RunCenter:
             return shape
         return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
 
-    def _center_place(self) -> BoxCenter | LaunchCenter | HostsCenter:
+    def _center_place(self) -> BoxCenter | LaunchCenter | HostsCenter | WindowsCenter:
         config, transport = self._context.config, self._context.transport
         if config.box is not None:
             return self._box_center()
         if config.hosts is None:
             return LaunchCenter(*_descriptors(self._context))
+        if isinstance(transport, LookingTransport):
+            return WindowsCenter(transport)
         home = Home(config.hosts.hosts[0].ranks, config.hosts.addresses[0][0], self._context.key)
         return HostsCenter(home, transport, partial(Deadline.after, config.timeout_s))
 
