@@ -101,14 +101,18 @@ class RunCenter:
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
     def seat(self) -> CenterSeat:
-        """The seat for the strategy. All ranks except the one that fills the center wait for that first."""
-        if not self._session.fills:
-            self._session.await_filled()
+        """The seat for the strategy."""
         return self._session.center_seat(self._center)
 
-    def is_filled(self) -> None:
-        """Announce that the center holds the first weights, if this rank is the one that fills it."""
-        self._session.filled()
+    def filled(self) -> None:
+        """The center holds the first weights when this returns. The rank that fills it has made its strategy before.
+
+        Others wait only now: they made theirs together with that rank, in windows that all open.
+        """
+        if self._session.fills:
+            self._session.filled()
+        else:
+            self._session.await_filled()
 
     def lock_wait_s(self) -> float:
         """The seconds that this rank has lost to others at the center."""
