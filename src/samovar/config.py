@@ -44,8 +44,8 @@ class RunConfig:
     center: None is the launcher's, else a name, or HOST:PORT with a `key_file`. `buffer` is the center's name there;
     with `join` it exists already. `device` is where nets compute. With `cuda`, worker i takes device i modulo their
     number. `hosts` has the hosts of a run on several; `cpus` are then those of one host's workers. `metrics`
-    names the sinks of figures besides metrics.jsonl. `transport` is the library whose windows ranks exchange in. A `stop_rule` or `buffer` of None and a `device` of `auto` are
-    settled before ranks start.
+    names the sinks of figures besides metrics.jsonl. `transport` is the library in whose windows ranks exchange. A
+    `stop_rule` or `buffer` of None and a `device` of `auto` are settled before ranks start.
     """
 
     job: str

@@ -129,7 +129,7 @@ def test_a_killed_launcher_leaves_no_rank(endless: Command, tmp_path: Path) -> N
     with endless as command:
         command.wait_for_step(tmp_path / "out", 3)
         ranks = ranks_of(command)
-        ranks[0].parent().kill()  # type: ignore[union-attr]
+        ranks[0].parent().kill()
         assert command.wait(LONGEST_S).return_code != 0
         _, alive = psutil.wait_procs(ranks, timeout=LONGEST_S)
     assert living(alive) == []

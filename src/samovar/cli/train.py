@@ -60,12 +60,10 @@ def _train(
     boxed = boxed._replace(key_file=None) if boxed.box is None else boxed
     calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     sharing = asked_for(strategy, plan.collective, settings)
-    config = RunConfig(
-        *("train", solver, parse_weights(weights)), strategy=sharing, calibration=calibration, transport=plan.transport
-    )
+    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
     config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
-    config = replace(config, **figures.checked(), timeout_s=timeout)
+    config = replace(config, **figures.checked(), timeout_s=timeout, transport=plan.transport)
     output = sys.stderr if as_json else sys.stdout
     with _place(hosts, on.workers, key_file) as (workers, place):
         on = on._replace(workers=workers)

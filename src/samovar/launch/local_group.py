@@ -75,8 +75,8 @@ def _offered(identity: Identity, processes: Sequence[unix_sockets.LocalMessage])
 def take_place(number: int, count: int, deadline: Deadline) -> None:
     """Let this rank, `number` of `count` on its host, start MPI as if MPI's launcher had started it.
 
-    It gets what the launcher told one of the processes that it started, and that one's connection to the launcher,
-    which does not notice: it takes a shell that starts a program for that program, too. Raises as `join_files`.
+    It gets the variables of a process that the launcher started, and that one's connection to the launcher. A shell
+    passes the same to the program that it runs. Raises as `join_files`.
     """
     told, *connections = unix_sockets.join_files(_address(own_identity()).encode(), 1 + count, deadline)
     variables = json.loads(os.pread(told, os.fstat(told).st_size, 0))[number]

@@ -37,7 +37,8 @@ class MpiTransport(LookingTransport):
 
     `group` must have all ranks of MPI_COMM_WORLD, in any order, and all ranks make this together. Windows open, and
     peers answer, by `deadline_after(timeout_s)`. A window keeps its memory until the process ends, because MPI frees it
-    for all ranks. A rank that fails, or waits for too long in a call of MPI, calls `fail`: by default it ends all ranks.
+    for all ranks. A rank that fails, or waits for too long in a call of MPI, calls `fail`, which ends all ranks by
+    default.
 
     Raises InputError if MPI has started other ranks than the group's, or cannot serve several threads.
     """
