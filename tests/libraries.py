@@ -43,15 +43,21 @@ class Library:
     def transport(self) -> str:
         return self.way.removesuffix("-apart")
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """With them, ranks find the library, or take this way."""
+        if self.way == "gaspi":
+            return {"LD_LIBRARY_PATH": str(self.folder)}
+        return {"MPIR_CVAR_NOLOCAL": "1"} if self.way == "mpi-apart" else {}
+
     def run(self, words: Sequence[object], world_size: int) -> Ended:
         """Python's words, on so many ranks."""
         command = [sys.executable, *map(str, words)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
         if self.transport == "mpi":
-            environment |= {"MPIR_CVAR_NOLOCAL": "1"} if self.way == "mpi-apart" else {}
             return _ended([_started([str(MPIEXEC), "-n", str(world_size), *command], environment)])
         with reserved_port() as port:
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LD_LIBRARY_PATH": str(self.folder)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             ranks = []
             for rank in range(world_size):
                 numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}

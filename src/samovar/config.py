@@ -12,6 +12,7 @@ from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
+from samovar.launch.identity import LIBRARIES, checked_transport
 from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES
 from samovar.strategies.config import StrategyConfig
@@ -43,8 +44,8 @@ class RunConfig:
     center: None is the launcher's, else a name, or HOST:PORT with a `key_file`. `buffer` is the center's name there;
     with `join` it exists already. `device` is where nets compute. With `cuda`, worker i takes device i modulo their
     number. `hosts` has the hosts of a run on several; `cpus` are then those of one host's workers. `metrics`
-    names the sinks of figures besides metrics.jsonl. A `stop_rule` or `buffer` of None and a `device` of `auto` are
-    settled before ranks start.
+    names the sinks of figures besides metrics.jsonl. `transport` is the library in whose windows ranks exchange. A
+    `stop_rule` or `buffer` of None and a `device` of `auto` are settled before ranks start.
     """
 
     job: str
@@ -87,6 +88,7 @@ class RunConfig:
     device: str = CPU
     hosts: JobHosts | None = None
     metrics: tuple[str, ...] = ()
+    transport: str = AUTO
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -107,6 +109,10 @@ class RunConfig:
         self._check_recipe()
         self._check_free()
         self._check_box()
+        checked_transport("--transport", self.transport, (AUTO, *LIBRARIES))
+        if self.transport != AUTO and (self.box is not None or self.record or self.replay is not None):
+            flag = "--box" if self.box is not None else "--record" if self.record else "--replay"
+            raise InputError(f"--transport {self.transport}: {flag} needs memory of our own; leave one of them out")
         if self.weights and self.snapshot is not None:
             raise InputError("--weights and --snapshot exclude each other: a snapshot has weights; give one of them")
 

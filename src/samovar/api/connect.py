@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from samovar.api.connect_hosts import (
-    LIBRARIES,
     connected_by_library,
     connected_by_tcp,
     connected_leaders,
@@ -29,7 +28,7 @@ from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
 from samovar.core.requirements import require_optional
-from samovar.launch.identity import Identity, checked_transport, identity_in_group, own_identity
+from samovar.launch.identity import LIBRARIES, Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES

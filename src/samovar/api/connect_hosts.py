@@ -6,10 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from socket import socket
-from typing import Any
 
 import torch
 
@@ -18,13 +16,14 @@ from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
-from samovar.launch.identity import Identity, variables_of_gaspi
+from samovar.launch.identity import Identity
+from samovar.launch.libraries import mpi_windows, started_gaspi
 from samovar.strategies.traits import AUTO
 from samovar.transports.gaspi import GaspiTransport
-from samovar.transports.gaspi_library import NUM_PORTS, GaspiLibrary, gaspi_library, is_free
+from samovar.transports.gaspi_library import GaspiLibrary
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
@@ -44,9 +43,6 @@ from samovar.transports.torch_dist import ConnectNear, NearCollectives
 
 # Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
 _GLOO_LIMIT_S = 86_400.0
-LIBRARIES = ("mpi", "gaspi")
-# GPI-2 listens above a port of these, which are below those that Linux gives to whoever asks for any.
-_FIRST_PORT, _NUM_FIRST_PORTS, _NUM_DRAWN = 10_000, 20_000, 8
 
 
 def connected_leaders(gathering: Gathering, addresses: Sequence[str]) -> LeaderCollectives | None:
@@ -157,7 +153,7 @@ def connected_by_library(
     group = Group(gathering.identity.rank, gathering.identity.world_size)
     places = {rank: place for place, rank in enumerate(gathering.host.ranks)}
     if name == "mpi":
-        mpi = _mpi()
+        mpi = mpi_windows()
         transport, means = mpi.MpiTransport, f"MPI ({mpi.described()})"
     else:
         library = _started_gaspi(gathering, addresses)
@@ -174,49 +170,17 @@ def connected_by_library(
     return PlannedCollectives(opened, best if collective == AUTO else lambda _num_bytes: collective, sizes)
 
 
-def _mpi() -> Any:
-    """The transport over MPI; this starts MPI. Raises InputError if mpi4py finds no library of it."""
-    try:
-        return import_module("samovar.transports.mpi")
-    except (ImportError, RuntimeError) as error:
-        raise InputError(
-            f"transport 'mpi': mpi4py cannot load MPI: {error}; install one, such as by `pip install 'samovar[mpi]'`"
-        ) from error
-
-
 def _started_gaspi(gathering: Gathering, addresses: Sequence[str]) -> GaspiLibrary:
-    """GPI-2 among all ranks, at ports that are free on each host."""
-    library, identity = gaspi_library(), gathering.identity
-    if library.started is not None:
-        return library
-    host_of = {rank: number for number, host in enumerate(gathering.hosts) for rank in host.ranks}
-    ranks = range(identity.world_size)
-    port = _gaspi_port(gathering)
-
-    def start() -> None:
-        with variables_of_gaspi(identity.rank, [addresses[host_of[rank]] for rank in ranks]):
-            library.start(identity.rank, identity.world_size, port, gathering.deadline)
-
-    try:
-        within(start, gathering.deadline)
-    except (TimeoutError, SamovarError) as error:
-        raise RankFailed(
-            f"{gathering.who}: GPI-2 does not connect the ranks at ports {port} to {port + NUM_PORTS - 1}: "
-            f"{error or 'not in time'}; do hosts reach each other there?"
-        ) from error
-    return library
-
-
-def _gaspi_port(gathering: Gathering) -> int:
-    """The first of ports that are free on every host."""
     leads = gathering.identity.rank == gathering.host.ranks[0]
-    drawn = [str(_FIRST_PORT + secrets.randbelow(_NUM_FIRST_PORTS)) for _ in range(_NUM_DRAWN)]
-    ports = gathering.tell_and_hear("gaspi", " ".join(drawn) if gathering.identity.rank == 0 else None, [0])[0].split()
-    free = [port for port in ports if leads and is_free(int(port), len(gathering.host.ranks))]
-    told = gathering.tell_and_hear("free", " ".join(free) if leads else None, range(len(gathering.hosts)))
-    if common := [port for port in ports if all(port in of_host.split() for of_host in told)]:
-        return int(common[0])
-    raise InputError(f"{gathering.who}: GPI-2: none of the ports {', '.join(ports)} is free on every host; start again")
+
+    def show(kind: str, row: Sequence[int]) -> list[list[int]]:
+        own = " ".join(map(str, row)) if leads else None
+        told = gathering.tell_and_hear(kind, own, range(len(gathering.hosts)))
+        return [[int(word) for word in words.split()] for words in told]
+
+    of_rank = {rank: address for host, address in zip(gathering.hosts, addresses, strict=True) for rank in host.ranks}
+    places = [of_rank[rank] for rank in sorted(of_rank)]
+    return started_gaspi(gathering.identity.rank, gathering.hosts, places, show, gathering.deadline)
 
 
 def _host_sizes(gathering: Gathering, collective: str) -> tuple[int, ...] | None:

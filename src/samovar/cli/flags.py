@@ -8,6 +8,7 @@ from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.device import AUTO, CPU, CUDA, GPU, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
+from samovar.launch.identity import LIBRARIES
 from samovar.launch.limits import MOST_THREADS_PER_CORE
 from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.box_terms import MEAN, STOP_RULES
@@ -30,6 +31,7 @@ _RATE = f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALIN
 _WARM_UP = "Steps in which the learning rate rises with --large-batch. Default: a tenth of all."
 _STRATEGY = f"{', '.join(STRATEGIES)}; or your own, as FILE.py:NAME or MODULE:NAME. Default: sync."
 _COLLECTIVE = f"How gradients are summed: {', '.join(COLLECTIVES)}."
+_TRANSPORT = "mpi or gaspi: exchange in windows of that library. mpi needs mpiexec, gaspi GPI-2."
 _CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`. Default: a nominal machine."
 _STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
 _RECORD = "Record the order of updates at the center, for --replay."
@@ -102,9 +104,10 @@ class LargeBatchFlags(NamedTuple):
 
 
 class PlanFlags(NamedTuple):
-    """By which plan gradients are summed."""
+    """By which plan gradients are summed, and how they travel."""
 
     collective: Annotated[str, SHARING("NAME", _COLLECTIVE, choices=COLLECTIVES, hidden=True)] = AUTO
+    transport: Annotated[str, SHARING("NAME", _TRANSPORT, choices=(AUTO, *LIBRARIES), hidden=True)] = AUTO
     calibration: Annotated[Path | None, SHARING("FILE", _CALIBRATION, hidden=True)] = None
 
 

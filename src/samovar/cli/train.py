@@ -63,7 +63,7 @@ def _train(
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
     config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
-    config = replace(config, **figures.checked(), timeout_s=timeout)
+    config = replace(config, **figures.checked(), timeout_s=timeout, transport=plan.transport)
     output = sys.stderr if as_json else sys.stdout
     with _place(hosts, on.workers, key_file) as (workers, place):
         on = on._replace(workers=workers)

@@ -13,7 +13,8 @@ from samovar.core.errors import InputError, require_choice
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
 EMULATION = "SAMOVAR_EMULATION"
-TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi", "gaspi")
+LIBRARIES = ("mpi", "gaspi")
+TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", *LIBRARIES)
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 

@@ -3,22 +3,26 @@
 The others give it their cores, wait, and end as it does.
 """
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
-from samovar.launch.identity import Identity, launcher_process
+from samovar.launch.identity import Identity, launcher_process, own_identity
 from samovar.transports import unix_sockets
 
 _RETRY_S = 0.05
 _END_S = 5.0
+# What the launcher of MPI tells a process, and the variable with the descriptor of their connection.
+_OF_MPI = ("PMI", "OMPI_", "PRTE_", "MPI", "HYD", "I_MPI_", "SLURM_")
+_CONNECTION = "PMI_FD"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -33,26 +37,55 @@ def num_local(identity: Identity) -> int:
 
 
 @contextmanager
-def local_group(identity: Identity, timeout_s: float) -> Iterator[list[socket.socket]]:
+def local_group(identity: Identity, timeout_s: float, *, for_mpi: bool = False) -> Iterator[list[socket.socket]]:
     """The connections to this host's other processes, of which this one is the first.
 
-    Inside, this process may use the cores of all. Raises DeadlineExceeded if one does not come.
+    Inside, this process may use the cores of all, and `for_mpi` its ranks may take their places. Raises
+    DeadlineExceeded if one does not come.
     """
-    count = num_local(identity) - 1
-    if count == 0:
-        yield []
-        return
     before = os.sched_getaffinity(0)
     with ExitStack() as stack:
-        listener = stack.enter_context(unix_sockets.listen(_address(identity)))
-        others = _gathered(listener, count, timeout_s, stack)
-        cpus = before.union(*(set(cpus) for _, cpus in others))
+        others = _gathered(identity, num_local(identity) - 1, timeout_s, stack)
+        cpus = before.union(*(set(message.content["cpus"]) for _, message in others))
+        if for_mpi:
+            own = _introduction(identity, for_mpi=True)
+            stack.enter_context(_offered(identity, [own, *(message for _, message in others)]))
         with suppress(OSError):  # a control group may hold it to fewer
             os.sched_setaffinity(0, cpus)
         try:
             yield [connection for connection, _ in others]
         finally:
             os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def _offered(identity: Identity, processes: Sequence[unix_sockets.LocalMessage]) -> Iterator[None]:
+    """The places of this host's processes at MPI's launcher, for ranks that this process starts; see `take_place`."""
+    ordered = sorted(processes, key=lambda process: process.content["number"])
+    told = os.memfd_create("places")
+    try:
+        os.write(told, json.dumps([process.content["told"] for process in ordered]).encode())
+        connections = [process.descriptors[0] if process.descriptors else told for process in ordered]
+        with unix_sockets.offer_files(_address(identity).encode(), (told, *connections)):
+            yield
+    finally:
+        os.close(told)
+
+
+def take_place(number: int, count: int, deadline: Deadline) -> None:
+    """Let this rank, `number` of `count` on its host, start MPI as if MPI's launcher had started it.
+
+    It gets the variables of a process that the launcher started, and that one's connection to the launcher. A shell
+    passes the same to the program that it runs. Raises as `join_files`.
+    """
+    told, *connections = unix_sockets.join_files(_address(own_identity()).encode(), 1 + count, deadline)
+    variables = json.loads(os.pread(told, os.fstat(told).st_size, 0))[number]
+    own = connections.pop(number)
+    for descriptor in (told, *connections):
+        os.close(descriptor)
+    os.environ.update(variables)
+    if _CONNECTION in variables:
+        os.environ[_CONNECTION] = str(own)
 
 
 def tell(others: list[socket.socket], outcome: Mapping[str, Any]) -> None:
@@ -62,14 +95,15 @@ def tell(others: list[socket.socket], outcome: Mapping[str, Any]) -> None:
             unix_sockets.send(connection, outcome, Deadline.after(_END_S))
 
 
-def await_first(identity: Identity, timeout_s: float) -> Mapping[str, Any]:
-    """The outcome of the run, from the first process of this host.
+def await_first(identity: Identity, timeout_s: float, *, for_mpi: bool = False) -> Mapping[str, Any]:
+    """The outcome of the run, from the first process of this host. A rank takes this one's place `for_mpi`.
 
     Signals are for that one, which the launcher signals too. Raises RankFailed if it ends without a word.
     """
     connection = _connected(identity, Deadline.after(timeout_s))
     with connection, _ignoring():
-        unix_sockets.send(connection, {"cpus": sorted(os.sched_getaffinity(0))}, Deadline.after(_END_S))
+        own = _introduction(identity, for_mpi=for_mpi)
+        unix_sockets.send(connection, own.content, Deadline.after(_END_S), own.descriptors)
         try:
             return unix_sockets.receive(connection, FOR_EVER).content
         except SamovarError as error:
@@ -79,11 +113,20 @@ def await_first(identity: Identity, timeout_s: float) -> Mapping[str, Any]:
             ) from error
 
 
+def _introduction(identity: Identity, *, for_mpi: bool) -> unix_sockets.LocalMessage:
+    """The cores of this process, and `for_mpi` its place at MPI's launcher."""
+    told = {name: value for name, value in os.environ.items() if for_mpi and name.startswith(_OF_MPI)}
+    content = {"number": identity.local_rank or 0, "cpus": sorted(os.sched_getaffinity(0)), "told": told}
+    return unix_sockets.LocalMessage(content, [int(told[_CONNECTION])] if _CONNECTION in told else [])
+
+
 def _gathered(
-    listener: socket.socket, count: int, timeout_s: float, stack: ExitStack
-) -> list[tuple[socket.socket, list[int]]]:
-    deadline = Deadline.after(timeout_s)
-    others: list[tuple[socket.socket, list[int]]] = []
+    identity: Identity, count: int, timeout_s: float, stack: ExitStack
+) -> list[tuple[socket.socket, unix_sockets.LocalMessage]]:
+    others: list[tuple[socket.socket, unix_sockets.LocalMessage]] = []
+    if count == 0:
+        return others
+    listener, deadline = stack.enter_context(unix_sockets.listen(_address(identity))), Deadline.after(timeout_s)
     while len(others) < count:
         listener.settimeout(deadline.timeout_s())
         try:
@@ -94,7 +137,9 @@ def _gathered(
                 "of the others"
             ) from error
         if unix_sockets.user_process(connection) is not None:
-            others.append((connection, unix_sockets.receive(connection, deadline).content["cpus"]))
+            message = unix_sockets.receive(connection, deadline)
+            stack.callback(message.close)
+            others.append((connection, message))
     return others
 
 

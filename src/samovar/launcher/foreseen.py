@@ -6,12 +6,13 @@ from samovar.config import RunConfig
 from samovar.core.device import CPU
 from samovar.predict.kept import Ran, Subject, foreseen
 from samovar.report.result import RunResult
+from samovar.strategies.traits import AUTO
 
 
 def with_foresight(config: RunConfig, result: RunResult) -> RunResult:
     """The result with its prediction, if there can be one; see `samovar.predict.foresight.close_loop`."""
     is_plain = config.box is None and config.device == CPU and result.stopped_by is None and not result.factors
-    if not is_plain:
+    if not is_plain or config.transport != AUTO:
         return result
     rates = [one.samples_per_second for one in result.by_worker if not one.is_gone]
     samples_per_s = sum(rates) if rates else result.samples_per_second

@@ -27,6 +27,7 @@ from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.report.wording import counted
+from samovar.strategies.traits import AUTO
 from samovar.transports.keys import key_path, read_key
 
 # A host has its own of these; all others must be the same everywhere.
@@ -159,9 +160,9 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
 
 @contextmanager
 def _keeping(config: RunConfig, others: Host0) -> Iterator[RunConfig]:
-    """Keep and serve the center of a strategy that has one; the configuration then says where."""
+    """Keep and serve the center of a strategy that has one, unless a library does; the configuration then says where."""
     hosts = config.hosts
-    if hosts is None or not config.strategy.needs_center:
+    if hosts is None or not config.strategy.needs_center or config.transport != AUTO:
         yield config
         return
     key, address = read_key(key_path(others.met.key)), hosts.addresses[0][0]

@@ -30,6 +30,7 @@ from samovar.report.records import Failed, Finished, Notice, Record, RecordReade
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
+from samovar.strategies.traits import AUTO
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
@@ -259,10 +260,15 @@ class _RunningJob:
 
 
 def _survives(config: RunConfig) -> bool:
-    """Whether others do without a lost worker: none waits for it, or reads data in the memory of another host."""
+    """Whether others do without a lost worker: none waits for it, or reads data in the memory of another host.
+
+    A library starts no rank again.
+    """
     size, hosts = config.strategy.group_size or 1, config.hosts
-    if hosts is None or not config.is_async:
-        return config.is_async
+    if not config.is_async or config.transport != AUTO:
+        return False
+    if hosts is None:
+        return True
     firsts = range(0, config.workers, size)
     return not config.hold_data and all(first + size - 1 in hosts.of(first).ranks for first in firsts)
 

@@ -41,6 +41,7 @@ class TrainSettings(Settings, total=False):
     """The other flags of `samovar train`. One that is left out, or None, has the command's default."""
 
     collective: str
+    transport: Literal["auto", "mpi", "gaspi"] | None
     oversubscribe: bool | None
     shuffle: bool | None
     hold_data: bool | None
@@ -133,7 +134,7 @@ def run_training(
             config, workers, threads_per_worker, oversubscribe, snapshot, out, quiet=quiet, output=output, place=place
         )
 
-    result = as_started(workers, place, key_file, config.timeout_s, run)
+    result = as_started(workers, place, key_file, config.timeout_s, run, config.transport)
     assert result is not None, "a training run has a result"
     return result
 

@@ -167,7 +167,7 @@ def _begin(strategy: Strategy, start: ResumePoint | None, center: RunCenter | No
     if start is not None:
         strategy.load_state_dict(start.strategy)
     if center is not None:
-        center.is_filled()
+        center.filled()
         if center.goes_on:
             assert isinstance(strategy, CenterSteps)
             strategy.adopt_center()

@@ -214,7 +214,7 @@ def chosen_collective(config: RunConfig, memory: RankMemory, buckets: Sequence[B
     if config.exact is not None:
         return "slice-tree"
     if config.strategy.collective != AUTO:
-        if config.hosts is not None:
+        if config.hosts is not None or config.transport != AUTO:
             require_messages(config.strategy.collective)
         return config.strategy.collective
     num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * ELEMENT_BYTES

@@ -32,6 +32,8 @@ def why_staged(config: RunConfig, device: torch.device | None) -> str:
         return f"strategy {sharing.name} with these settings works there"
     if config.workers > 1 and sharing.collective != AUTO:
         return f"--collective {sharing.collective} adds up there"
+    if config.transport != AUTO:
+        return f"--transport {config.transport} has its windows there"
     if config.hosts is not None:
         return "between hosts ranks exchange over encrypted TCP"
     return "" if config.workers == 1 or config.device == NEAR_CPU else _lacks_nccl(config)

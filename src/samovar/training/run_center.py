@@ -22,6 +22,7 @@ from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
 from samovar.membership.statistics import ShownStatistics
+from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms
 from samovar.strategies.center_steps import CenterSeat
@@ -29,6 +30,7 @@ from samovar.training.async_order import LiveOrder, Order
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region
+from samovar.transports.looking import LookingTransport
 
 # A board on this host costs microseconds, one elsewhere a round trip.
 _LOOK_EVERY_S: Final = 0.02
@@ -91,20 +93,26 @@ class RunCenter:
 
     @property
     def transports(self) -> frozenset[str]:
-        """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network."""
+        """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network, or a library."""
+        if isinstance(self._place, WindowsCenter):
+            return frozenset({self._context.config.transport})
         if self._context.config.hosts is not None:
             return frozenset({"shm", "tcp"})
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
     def seat(self) -> CenterSeat:
-        """The seat for the strategy. All ranks except the one that fills the center wait for that first."""
-        if not self._session.fills:
-            self._session.await_filled()
+        """The seat for the strategy."""
         return self._session.center_seat(self._center)
 
-    def is_filled(self) -> None:
-        """Announce that the center holds the first weights, if this rank is the one that fills it."""
-        self._session.filled()
+    def filled(self) -> None:
+        """The center holds the first weights when this returns. The rank that fills it has made its strategy before.
+
+        Others wait only now: they made theirs together with that rank, in windows that all open.
+        """
+        if self._session.fills:
+            self._session.filled()
+        else:
+            self._session.await_filled()
 
     def lock_wait_s(self) -> float:
         """The seconds that this rank has lost to others at the center."""
@@ -130,10 +138,12 @@ class RunCenter:
             return shape
         return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
 
-    def _center_place(self) -> BoxCenter | LaunchCenter | ServedCenter:
-        config, box = self._context.config, self._context.box
+    def _center_place(self) -> BoxCenter | LaunchCenter | ServedCenter | WindowsCenter:
+        config, box, transport = self._context.config, self._context.box, self._context.transport
         if config.box is not None:
             return self._box_center()
+        if config.hosts is not None and isinstance(transport, LookingTransport):
+            return WindowsCenter(transport)
         if box is not None:
             return LaunchCenter(box.board, box.center)
         assert config.hosts is not None, "the center of one host is in the launcher's memory"

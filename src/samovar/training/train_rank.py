@@ -17,6 +17,7 @@ from samovar.report.records import Finished, Notice
 from samovar.strategies.box_terms import MEAN, described
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
 from samovar.training.async_order import order_of
@@ -204,7 +205,8 @@ class TrainRank:
         sha256 = self._weights_sha256()
         sent_bytes = train_report.center_bytes(learner, sum(state.num_updates for state in states))
         num_steps = sum(state.steps_done - self._schedule.first_step for state in states)
-        names = self._center.transports | ({"shm"} if (config.strategy.group_size or 1) > 1 else set())
+        in_group = {"shm" if config.transport == AUTO else config.transport}
+        names = self._center.transports | (in_group if (config.strategy.group_size or 1) > 1 else set())
         result = replace(
             train_report.result_of(self._opened, learner, outcome, sha256, sent_bytes / max(1, num_steps)),
             transport=", ".join(sorted(names)),

@@ -61,7 +61,7 @@ def announce(
         lr_policy=caffe.lr_policy,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
-        transport=_transport(config) if config.box is None else f"box {config.box}",
+        transport=transport_of(config) if config.box is None else f"box {config.box}",
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
         joined=config.join,
@@ -91,8 +91,10 @@ def _warnings(opened: Opened, learner: build.Learner) -> Iterator[str]:
     yield from strategy_warnings(config.strategy, config.workers)
 
 
-def _transport(config: RunConfig) -> str:
+def transport_of(config: RunConfig) -> str:
     """The transports of weights and gradients."""
+    if config.transport != AUTO:
+        return config.transport
     if config.hosts is None:
         return "shm"
     return "shm, tcp" if max(config.hosts.sizes) > 1 else "tcp"
@@ -203,7 +205,7 @@ def result_of(
         net_parameters=learner.num_parameters,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
-        transport=_transport(config),
+        transport=transport_of(config),
         workers=config.workers,
         threads_per_worker=config.threads_per_worker,
         effective_batch=opened.global_batch * opened.caffe.iter_size,

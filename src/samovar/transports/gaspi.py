@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.core.layout import rounded_up
@@ -29,7 +29,16 @@ from samovar.transports.gaspi_library import (
     GaspiSegment,
     milliseconds,
 )
-from samovar.transports.looking import LINE_BYTES, WORD_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher
+from samovar.transports.looking import (
+    LINE_BYTES,
+    WORD_BYTES,
+    WORDS,
+    Ending,
+    LookingTransport,
+    LookingWindow,
+    Watcher,
+    end_at_once,
+)
 
 _WATCH_S = 0.1
 _FIRST_BYTES = 1 << 20  # of segments; the later ones double, because a process can have 255
@@ -65,7 +74,7 @@ class GaspiTransport(LookingTransport):
         self._copies: list[GaspiSegment] = []
         self._is_met = False
         tells = "This rank ends, so that the others notice"
-        ending = Ending(_WATCH_S, lambda: None, self._is_broken, _end_at_once, tells)
+        ending = Ending(_WATCH_S, lambda: None, self._is_broken, end_at_once, tells)
         self._watcher = Watcher(self.names, group.rank, ending)
         num_bytes, num_slots = self.meeting_sizes
         # Behind the slots of meetings: for each rank, that it has ended, and one that says nothing.
@@ -238,11 +247,12 @@ class GaspiTransport(LookingTransport):
             self._library.call("wait", self._library.queue_of(peer), TEST)
         return self._library.is_corrupt(peer)
 
-    def farewell(self) -> None:
-        """Wait until every other rank has come to its end, too, or is lost. Its GPI-2 drops what it has not read yet
-        when this process ends.
-        """
-        self._is_closed, self._deadline_after, self.lost_elsewhere = False, Deadline.after, lambda _peer: None
+    def farewell(self, deadline_after: Callable[[float], Deadline] = lambda _seconds: FOR_EVER) -> None:
+        """A rank's GPI-2 drops what it has not read yet when this process ends."""
+        if self not in _transports:
+            return
+        _transports.remove(self)
+        self._is_closed, self._deadline_after, self.lost_elsewhere = False, deadline_after, lambda _peer: None
         rank, world_size = self.group.rank, self.group.world_size
         others = [peer for peer in range(world_size) if peer != rank]
         for peer in others:
@@ -383,12 +393,8 @@ def completed(before: int, told: int) -> int:
     return before + change - _TOLD if change >= _MOST_CHANGE and before + change >= _TOLD else before + change
 
 
-def _end_at_once() -> None:
-    os._exit(RankFailed.exit_code)
-
-
 def _end_all(process_id: int) -> None:
     """Ranks end together. One that failed ends at once: the others notice, and may wait for it."""
     if os.getpid() == process_id and getattr(sys, "last_value", None) is None:
-        for transport in _transports:
-            transport.farewell()
+        for transport in list(_transports):
+            transport.farewell(Deadline.after)

@@ -3,6 +3,7 @@
 A call of the library that cannot end by itself is watched by a thread, which ends this process at the deadline.
 """
 
+import os
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import SamovarError
+from samovar.core.errors import RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Array, Notification, PeerTransport, PeerWindow
 
@@ -83,6 +84,10 @@ class LookingTransport(PeerTransport):
         self._background.close()
         if self._watcher is not None:
             self._watcher.end()
+
+    @abstractmethod
+    def farewell(self) -> None:
+        """Wait until every other rank has come to its end, too. The last call; a failed rank does not make it."""
 
     def progress(self) -> None:
         """Let the library carry out what other ranks ask of this one."""
@@ -210,3 +215,8 @@ class Watcher:
                     sys.stderr.flush()
                     self._ending.end()
                     return
+
+
+def end_at_once() -> None:
+    """End this process, so that the others, or their launcher, notice."""
+    os._exit(RankFailed.exit_code)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group
 from samovar.core.layout import rounded_up
@@ -28,14 +28,17 @@ _Result = TypeVar("_Result")
 _PROGRESS_S = 0.001
 _MPICH_NAME = re.compile(r"/dev/shm/mpich_shm_\w+")
 _windows: list["MPI.Win"] = []
+_failing: list[Callable[[], None]] = []
 _MEMORY = {"alloc_shared_noncontig": "true"}  # a rank's part on its own NUMA node
 
 
 class MpiTransport(LookingTransport):
     """This rank's access to its peers' memory by MPI (see `samovar.transports.base.Transport`).
 
-    `group` must be that of MPI_COMM_WORLD, and all ranks make this together. Windows open, and peers answer, by
-    `deadline_after(timeout_s)`. A window keeps its memory until the process ends, because MPI frees it for all ranks.
+    `group` must have all ranks of MPI_COMM_WORLD, in any order, and all ranks make this together. Windows open, and
+    peers answer, by `deadline_after(timeout_s)`. A window keeps its memory until the process ends, because MPI frees it
+    for all ranks. A rank that fails, or waits for too long in a call of MPI, calls `fail`, which ends all ranks by
+    default.
 
     Raises InputError if MPI has started other ranks than the group's, or cannot serve several threads.
     """
@@ -46,15 +49,17 @@ class MpiTransport(LookingTransport):
         timeout_s: float,
         names: Sequence[str] | None = None,
         deadline_after: Callable[[float], Deadline] = Deadline.after,
+        fail: Callable[[], None] | None = None,
     ) -> None:
+        _failing.append(fail or _abort)
         _require_world(group)
         super().__init__(group, names, "samovar-mpi", timeout_s, deadline_after)
-        self._communicator = MPI.COMM_WORLD.Dup()
+        self._communicator = MPI.Intracomm(MPI.COMM_WORLD.Split(key=group.rank))
         inside = self._communicator.Split_type(MPI.COMM_TYPE_SHARED)
         shares_memory = inside.size == group.world_size
         inside.Free()
         if not shares_memory:
-            ending = Ending(_PROGRESS_S, self.progress, lambda _peer: False, _abort, "MPI ends all ranks")
+            ending = Ending(_PROGRESS_S, self.progress, lambda _peer: False, _failing[-1], "This ends the job")
             self._watcher = Watcher(self.names, group.rank, ending)
         sizes = self.meeting_sizes
         self._meeting = MpiWindow(self, "meeting", self._allocated("meeting", *sizes), [0] * group.world_size, *sizes)
@@ -68,6 +73,14 @@ class MpiTransport(LookingTransport):
 
     def progress(self) -> None:
         self._communicator.Iprobe()
+
+    def farewell(self) -> None:
+        """MPI is over afterwards, and the memory of its windows gone."""
+        self._deadline_after = lambda _seconds: FOR_EVER  # MPI's own wait has no limit either, and takes a core
+        self._met((0, 0))
+        self.close()
+        _end()
+        MPI.Finalize()
 
     def flush(self, window: "MPI.Win", peer: int) -> None:
         """Return when this rank's operations on the peer's memory are complete there.
@@ -203,9 +216,9 @@ def _bytes_of(native: "MPI.Win") -> npt.NDArray[np.uint8]:
 
 
 def _require_world(group: Group) -> None:
-    """Raises InputError unless MPI's ranks are those of the job."""
+    """Raises InputError unless MPI has as many ranks as the job."""
     world = MPI.COMM_WORLD
-    if (world.rank, world.size) != (group.rank, group.world_size):
+    if world.size != group.world_size:
         if world.size == 1:
             _unlink_names()
         raise InputError(
@@ -237,7 +250,7 @@ def _end() -> None:
     if MPI.COMM_WORLD.size > 1 and getattr(sys, "last_value", None) is not None:
         sys.stdout.flush()
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        (_failing or [_abort])[-1]()
     for window in _windows:
         window.Unlock_all()
         window.Free()
