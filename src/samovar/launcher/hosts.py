@@ -160,7 +160,7 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
 
 @contextmanager
 def _keeping(config: RunConfig, others: Host0) -> Iterator[RunConfig]:
-    """Keep and serve the center of a strategy that has one, unless a library does; the configuration then says where."""
+    """Keep and serve the center of a strategy that has one, if no library does; the configuration then says where."""
     hosts = config.hosts
     if hosts is None or not config.strategy.needs_center or config.transport != AUTO:
         yield config

@@ -146,7 +146,7 @@ class _RunningJob:
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
         if not _survives(config):
-            return InStepPolicy(failures, timeout_s)
+            return InStepPolicy(failures, timeout_s, self._board, self._ranks)
         # A rank cannot come back alone where the data held by all wait for it, or one order.
         may_restart = not (config.hold_data or config.record or config.replay)
         show, group_size = partial(self._tell, self._ranks[0]), config.strategy.group_size or 1
@@ -169,7 +169,7 @@ class _RunningJob:
         if launch.signals.kill_signal:
             raise _killed_by(launch.signals, told.snapshot)
         if told.result is None and ends[0].return_code != 0:
-            self._fail(blamed(ends, told.failures))
+            self._fail(blamed(ends, told.failures, lambda rank: self._state(rank).step))
         if told.result is None:
             if config.job == "train":
                 raise _without_result(launch.signals)

@@ -24,16 +24,35 @@ _LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give
 class InStepPolicy(EndPolicy):
     """Ranks wait for each other: the first failure ends the run, as soon as it is clear which rank caused it.
 
-    If a rank is stopped, the ranks that wait for it report it within `timeout_s`. `failures` are the reasons of ranks.
+    If a rank is stopped, the ranks that wait for it report it within `timeout_s`. `failures` are the reasons of ranks,
+    and `ranks` are those of this host.
     """
 
-    def __init__(self, failures: Mapping[int, Failed], timeout_s: float) -> None:
+    def __init__(
+        self, failures: Mapping[int, Failed], timeout_s: float, board: RunBoard, ranks: Sequence[int] = ()
+    ) -> None:
         self._failures = failures
         self._timeout_s = timeout_s
+        self._board = board
+        self._ranks = ranks
 
     def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited without success, or lost a connection, did not cause the failure: others give up too."""
-        return 0.0 if is_cause(end, self._failures) else self.waiting_s
+        """A rank that waited without success, or lost a connection, did not cause the failure: others give up too.
+
+        Nor did a rank whose weights are not finite, if it had them from one that is a step behind with its report.
+        """
+        if not is_cause(end, self._failures):
+            return self.waiting_s
+        failure = self._failures.get(end.rank)
+        may_be_told = failure is not None and failure.kind == NotFinite.__name__ and self._are_behind(end.rank)
+        return _LEAST_PATIENCE_S if may_be_told else 0.0
+
+    def _are_behind(self, rank: int) -> bool:
+        steps, others = self._steps_of(rank), [other for other in self._ranks if other not in self._failures]
+        return any(self._steps_of(other) < steps for other in others)
+
+    def _steps_of(self, rank: int) -> int:
+        return self._board.read(rank, BoardWord.STEPS_DONE)
 
     @property
     def waiting_s(self) -> float:
@@ -82,9 +101,8 @@ class RestartPolicy(InStepPolicy):
         hosts: Sequence[Host] = (),
         tells: Callable[[Sequence[int], bool], None] = lambda _ranks, _are_gone: None,
     ) -> None:
-        super().__init__(failures, timeout_s)
+        super().__init__(failures, timeout_s, board)
         self._may_restart = may_restart
-        self._board = board
         self._show = show
         self._group_size = group_size
         self._names = rank_names(hosts) if hosts else [f"rank {rank}" for rank in range(world_size)]
@@ -170,7 +188,7 @@ class RestartPolicy(InStepPolicy):
         return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
 
     def _gets_on(self, group: range) -> bool:
-        first, steps = group.start, max(self._board.read(rank, BoardWord.STEPS_DONE) for rank in group)
+        first, steps = group.start, max(map(self._steps_of, group))
         is_fruitless = steps <= self._steps_at_start[first]
         self._num_fruitless_lives[first] = self._num_fruitless_lives[first] + 1 if is_fruitless else 0
         self._steps_at_start[first] = steps
@@ -193,7 +211,7 @@ class RestartPolicy(InStepPolicy):
         return any(failure.kind == InputError.__name__ for failure in self._failures.values())
 
     def _tell(self, end: RankEnd, what: str) -> None:
-        step = self._board.read(end.rank, BoardWord.STEPS_DONE)
+        step = self._steps_of(end.rank)
         failure = self._failures.get(end.rank)
         name = self._names[end.rank]
         reason = f" {self.how(end)}"
@@ -211,7 +229,7 @@ class RestartPolicy(InStepPolicy):
 
     def _has_begun(self, end: RankEnd) -> bool:
         """Whether the others can continue without the rank: its group may still owe the center its first weights."""
-        steps = [self._board.read(rank, BoardWord.STEPS_DONE) for rank in range(len(self._num_restarts))]
+        steps = map(self._steps_of, range(len(self._num_restarts)))
         return any(steps) or 0 not in self._group_of(end.rank)
 
 
@@ -219,10 +237,15 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def blamed(ends: Sequence[RankEnd], failures: Mapping[int, Failed]) -> Sequence[RankEnd]:
-    """`ends`, with the rank first that caused the run's end: wrong input first, then weights that were not finite. The
-    earliest report counts, because ranks need different times to end.
+def blamed(
+    ends: Sequence[RankEnd], failures: Mapping[int, Failed], steps_of: Callable[[int], int]
+) -> Sequence[RankEnd]:
+    """`ends`, with the rank first that caused the run's end: wrong input first, then weights that were not finite.
+
+    Of these the rank with the fewest steps counts, because others can have its weights from an exchange; then the
+    earliest report.
     """
-    kinds = (InputError.__name__, NotFinite.__name__)
-    order = [rank for kind in kinds for rank, failure in failures.items() if failure.kind == kind]
-    return sorted(ends, key=lambda end: order.index(end.rank) if end.rank in order else len(order))
+    kinds = {InputError.__name__: 0, NotFinite.__name__: 1}
+    found = [rank for rank, failure in failures.items() if failure.kind in kinds]
+    found.sort(key=lambda rank: (kind := kinds[failures[rank].kind], steps_of(rank) if kind else 0))
+    return sorted(ends, key=lambda end: found.index(end.rank) if end.rank in found else len(found))

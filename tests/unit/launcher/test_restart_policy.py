@@ -10,7 +10,7 @@ from pathlib import Path
 from samovar.core.group import Host
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launch.watch import Consequence
-from samovar.launcher.restart_policy import RestartPolicy, blamed
+from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.report.records import Failed, Notice, Record
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
 from tests.unit.report.examples import RESULT, WORKER
@@ -162,7 +162,22 @@ def test_wrong_input_ends_all_and_is_what_is_told(tmp_path: Path) -> None:
     ends = run.ends()
     assert ends == [RankEnd(1, 2)]
     assert run.shown == []
-    assert blamed([RankEnd(0, -9), *ends], failures)[0].rank == 1
+    assert blamed([RankEnd(0, -9), *ends], failures, lambda _: 0)[0].rank == 1
+
+
+def test_the_first_rank_with_weights_that_are_not_finite_is_awaited_and_blamed(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", ""], {})
+    told = {1: failed(1, "NotFinite")}
+    policy, end = InStepPolicy(told, 100.0, run.board, range(2)), RankEnd(1, 4)
+    assert policy.patience_s(end) == 0.0, "ranks that are as far wait for it"
+    run.board.post(1, BoardWord.STEPS_DONE, 11)
+    run.board.post(0, BoardWord.STEPS_DONE, 10)
+    assert policy.patience_s(end) > 0.0, "its weights may be those of rank 0"
+    told[0] = failed(0, "NotFinite")
+    assert policy.patience_s(end) == 0.0
+    ends = blamed([end, RankEnd(0, 4)], told, lambda rank: run.board.read(rank, BoardWord.STEPS_DONE))
+    assert [one.rank for one in ends] == [0, 1]
+    run.close()
 
 
 def test_a_run_ends_with_its_last_rank(tmp_path: Path) -> None:
