@@ -5,7 +5,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.core.host import boot_id
 from samovar.launch.identity import Identity, launcher_process
@@ -26,8 +26,9 @@ from samovar.transports.torch_dist import JobStore, nccl_card, open_store
 from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
 
 _LOOPBACK = "127.0.0.1"
-# A wait that takes longer than this looks whether the ranks of this host still live.
-_LOOK_S = 0.2
+# A wait that takes longer than this looks whether the ranks of this host still live, and whether hosts fit.
+_LOOK_S, _GLANCE_S = 0.2, 0.001
+_MISFIT = "misfit"
 # With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
@@ -172,12 +173,28 @@ class Gathering:
         if not self.rendezvous.claim(f"claim/{self.identity.rank}", self.deadline):
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
         self.rendezvous.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
+        self._compare_size(own)
         self._await("rank", {rank: rank for rank in range(own.world_size)})
         texts = [self.rendezvous.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
         hellos = [RankHello.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)]
         for what in ("world_size", "collective", "transport"):
             self._require_equal(what, [getattr(hello, what) for hello in hellos])
         return hellos
+
+    def _compare_size(self, own: RankHello) -> None:
+        """Raise at once, and let all others do so, if rank 0 counts other ranks: some that are awaited never come."""
+        self._await("rank", {0: 0})
+        first = RankHello.from_json(self.rendezvous.value("rank/0", self.deadline), "rank 0")
+        if first.world_size != own.world_size:
+            sizes = f"{own.world_size} on rank {self.identity.rank} ({own.name}) and {first.world_size} on rank 0"
+            with suppress(SamovarError):  # rank 0 knows already
+                self.rendezvous.tell(_MISFIT, f"world_size is {sizes} ({first.name})", self.deadline)
+            raise self._misfit(f"world_size is {sizes} ({first.name})")
+
+    def _misfit(self, sizes: str) -> InputError:
+        return InputError(
+            f"{self.who}: {sizes}; give every host the same number of ranks, which auto and gpu may not do"
+        )
 
     def _await(self, kind: str, ranks: dict[int, int]) -> None:
         """Wait until all numbers in `ranks` were told. Errors name the ranks of those that were not."""
@@ -188,6 +205,8 @@ class Gathering:
             missing = self.rendezvous.missing(missing, look, self.deadline)  # a busy rank 0 answers late
             for key in ended.intersection(missing):
                 raise self._gone(ranks[int(key.removeprefix(f"{kind}/"))])
+            if missing and kind == "rank" and not self.rendezvous.missing([_MISFIT], Deadline.after(_GLANCE_S)):
+                raise self._misfit(self.rendezvous.value(_MISFIT, self.deadline))
         if not missing:
             return
         absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]
