@@ -19,7 +19,7 @@ from samovar.transports.tcp_service import TcpConfig
 
 _LINE_BYTES, _NUM_PINGS = 64, 50
 _NOTE_BYTES = 128
-_SHOW_EVERY_S, _SHOWN_BYTES_PER_S = 0.2, 1e5
+_SHOW_EVERY_S, _SHOWN_BYTES_PER_S = 0.1, 1e5
 
 
 class HostsTransport:
@@ -83,7 +83,7 @@ class LastingTransport(HostsTransport):
     """Windows that outlive their ranks: a rank puts into its own part alone, and gets from any, of a dead rank too.
 
     On its host the part is in `local`, which the launcher keeps. Others read a copy in host 0's launcher. A put of up
-    to 128 bytes is shown at once, with all other windows. A larger one is, every 0.2 s, or as 100 kB/s allow.
+    to 128 bytes is shown at once, with all other windows. A larger one is, every 0.1 s, or as 100 kB/s allow.
     """
 
     def __init__(self, local: ShmTransport, tcp: TcpTransport, inside: Sequence[int]) -> None:
