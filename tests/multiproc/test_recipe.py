@@ -44,6 +44,14 @@ def test_by_default_a_strategy_has_the_bits_of_its_changes_made_by_hand(solver: 
     assert f"recipe of slowmo, for one worker's accuracy from the same samples: {', '.join(changes)}" in ended.output
 
 
+def test_workers_that_look_ahead_share_the_momentum_and_the_rate_of_one(solver: Path, tmp_path: Path) -> None:
+    """Momentum 0.9 and rate 0.01 become 0.9^(1/2), and (1 - 0.9^(1/2)) / (2 (1 - 0.9)) of the rate."""
+    ended, result = trained(solver, tmp_path / "ahead", "--strategy", "async-msgd")
+    assert result["recipe_changes"] == ["a worker's batch 12 -> 6", "look_ahead off -> on"]
+    assert "workers look ahead by its momentum, momentum 0.948683 at the center" in ended.output
+    assert "async-msgd: a worker's base_lr is 0.00256585 instead of 0.01" in ended.errors
+
+
 @pytest.mark.slow
 def test_without_a_recipe_workers_have_the_nets_batch_each(solver: Path, tmp_path: Path) -> None:
     _, none = trained(solver, tmp_path / "none", "--strategy", "local-sgd", "--recipe", "none")

@@ -51,9 +51,8 @@ class TrainingPlan:
 def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
     solver = load_solver(config.model)
-    sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
-    if config.used_recipe is not None:
-        sharing = by_recipe(sharing, config.workers)
+    sharing = config.strategy if config.used_recipe is None else by_recipe(config.strategy, config.workers)
+    sharing, _, _ = with_momentum(sharing, solver_config(solver), config.workers)
     sharing = _with_factors(replace(config, strategy=sharing), solver.iter_size)
     config = replace(config, strategy=resolved(sharing, config.workers))
     if config.is_async:

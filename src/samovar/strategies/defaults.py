@@ -77,8 +77,8 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
 
         f P eta / (1 - mu_c) = eta / (1 - mu)
 
-    mu_c is the momentum that the center keeps; f = 1 if mu_c is given. With `keep_momentum` each worker keeps mu, and
-    f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
+    mu_c is the momentum that the center keeps; f = 1 if mu_c is given, unless workers look ahead. With `keep_momentum`
+    each worker keeps mu, and f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
         raise InputError(f"{config.name}: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
@@ -90,11 +90,12 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     )
     if config.traits.has_velocity:
         refusal = f"{refusal}, and give center_momentum"
-        looks_ahead = bool(config.look_ahead)
-        if config.center_momentum is not None or not (momentum or looks_ahead):
+        is_given, looks_ahead = config.center_momentum is not None, bool(config.look_ahead)
+        if not looks_ahead and (is_given or not momentum):
             return MomentumShares(config, 0.0, refusal=refusal)
         momentum = momentum or WORKERS_MOMENTUM
-        config = replace(config, center_momentum=center_momentum(momentum, num_workers, looks_ahead))
+        if not is_given:
+            config = replace(config, center_momentum=center_momentum(momentum, num_workers, looks_ahead))
         return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
     share = round(1.0 / num_workers, 6)
     if not momentum:

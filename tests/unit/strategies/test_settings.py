@@ -259,6 +259,8 @@ def test_a_center_whose_workers_look_ahead_forgets_in_their_steps_what_one_worke
         assert at_center is not None
         assert at_center**num_workers == pytest.approx(0.9, rel=1e-4)
         assert num_workers * shares.rate_factor / (1 - at_center) == pytest.approx(1 / (1 - 0.9), rel=1e-3)
+        ranks = shared_momentum(resolved(shares.config, num_workers), momentum, num_workers)
+        assert (ranks.config.center_momentum, ranks.rate_factor) == (at_center, shares.rate_factor)
     assert resolved(StrategyConfig("async-msgd", look_ahead=True), num_workers).center_momentum == at_center
 
 
