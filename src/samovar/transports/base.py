@@ -158,6 +158,40 @@ class Modelled(Transport, Protocol):
         """Call what(), which reads and writes these arrays once, in the model's time."""
 
 
+class CountedPart(Protocol):
+    """One rank's part of a window without data, which events of one program use: no call of theirs waits."""
+
+    slots: list[int]
+
+    def put(self, peer: int, num_bytes: int, slot: int, value: int) -> None:
+        """Send the peer that many bytes and a notification."""
+
+    def after(self, seconds: float, function: Callable[[object], None], /) -> None:
+        """Call function(None) after this time."""
+
+    def wait_for_end(self, what: object, deadline: Deadline) -> None:
+        """Wait until `end` is called. Raises DeadlineExceeded."""
+
+    def end(self) -> None: ...
+
+
+@runtime_checkable
+class CountingTransport(Transport, Protocol):
+    """A transport that can time a plan without its data."""
+
+    def reduce_s(self, num_bytes: int) -> float:
+        """How long a `reduce` takes that reads and writes that many bytes, as counted."""
+
+    def counted_bytes(self, num_bytes: int) -> int:
+        """The bytes as which those of a float32 array count."""
+
+    def counts(self, window: Window) -> bool:
+        """Whether the window holds no data."""
+
+    def counted_part(self, window: Window, heed: Callable[[int], None]) -> CountedPart:
+        """This rank's part; heed(slot) is called at each notification."""
+
+
 class PeerTransport:
     """A part of transports whose ranks each keep their own part of a window, and can be lost.
 

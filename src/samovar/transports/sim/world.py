@@ -15,12 +15,13 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
-from samovar.transports.base import Array, Pending
-from samovar.transports.sim.network import HeldSeconds, Network, PortUse
+from samovar.transports.base import Array, Pending, Window
+from samovar.transports.sim.network import Fabric, HeldSeconds, Network, PortUse
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline
 from samovar.transports.sim.servers import ServerRequest
-from samovar.transports.sim.window import Fabric, SimPort, SimWindow
+from samovar.transports.sim.timed import CountedPart
+from samovar.transports.sim.window import SimPort, SimWindow
 
 _Result = TypeVar("_Result")
 _ALIGNMENT_BYTES = 64
@@ -98,6 +99,8 @@ class Windows:
     def end(self) -> None:
         """Forget what refers back here, at the end of all: memory comes free without a search for such cycles."""
         for opened in self._opened:
+            for part in opened.parts:
+                part.heed = None
             opened.parts.clear()
         for port in self._ports:
             port.windows.clear()
@@ -170,6 +173,24 @@ class SimTransport:
         windows = (self._port.find(array)[0] for array in (*writes, *reads))
         if all(window is None or window.is_real for window in windows):
             what()
+
+    def reduce_s(self, num_bytes: int) -> float:
+        """See `CountingTransport`."""
+        return self._machine.reduce_s(self._port.rank, num_bytes)
+
+    def counted_bytes(self, num_bytes: int) -> int:
+        """See `CountingTransport`."""
+        return self._port.fabric.counted(num_bytes)
+
+    def counts(self, window: Window) -> bool:
+        """See `CountingTransport`. Not if accesses or events are noted."""
+        is_noted = self._port.fabric.races is not None or self._port.fabric.network.is_logged
+        return not is_noted and isinstance(window, SimWindow) and not window.is_real
+
+    def counted_part(self, window: Window, heed: Callable[[int], None]) -> CountedPart:
+        """See `CountingTransport`."""
+        assert isinstance(window, SimWindow)
+        return CountedPart(self._port, window, heed)
 
     def among(self, name: Hashable, ranks: Sequence[int]) -> "SimTransport":
         """This rank's access to the memory of a part of the ranks. All that belong to it call this with one `name`."""
