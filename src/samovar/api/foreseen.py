@@ -25,11 +25,12 @@ def compare(
     mean_step: tuple[float, int],
     batch_size: float,
     rates: Sequence[float],
+    busy: float,
 ) -> None:
     """Say how far a step's time is from its prediction, if there can be one.
 
     `places` are the ranks, and the most on a host. `mean_step` has the seconds, and of how many steps. `rates` are the
-    samples per second of workers that do not wait for each other.
+    samples per second of workers that do not wait for each other. `busy` is that of `Ran`.
     """
     (workers, ranks_per_host), (step_s, num_steps) = places, mean_step
     subject = _subject(model)
@@ -39,7 +40,7 @@ def compare(
         if len(rates) < workers or not batch_size or min(rates) <= 0:
             return
         step_s = workers * batch_size / sum(rates)
-    found = foreseen(Ran(subject, config, workers, ranks_per_host, batch_size, step_s, num_steps))
+    found = foreseen(Ran(subject, config, workers, ranks_per_host, batch_size, step_s, num_steps, busy=busy))
     if found is not None:
         say(str(found))
 

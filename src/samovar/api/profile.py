@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from samovar.api.figures_wanted import say, warn
 from samovar.api.foreseen import keep_profile
 from samovar.core.errors import InputError
+from samovar.core.host import Others, family_seconds
 from samovar.report.profile import LayerProfile, Profile, save_profile
 
 _NUM_UNTIMED_STEPS: Final = 2  # the first finds the layers, too
@@ -46,6 +48,7 @@ class LoopProfile:
             raise InputError(f"profile: {path}: there is no folder {path.parent}; make it, or give another")
         self._model, self._parameters, self._path = model, parameters, path
         self._num_steps, self._batch_size = num_steps, batch_size
+        self._other_programs = Others(own_s=family_seconds)
         self._device = next(iter(parameters.values())).device
         self._called: dict[str, int] = {}  # bytes of the outputs in this step
         self._bytes: dict[str, int] = {}  # in the step before
@@ -113,7 +116,7 @@ class LoopProfile:
             warn(f"no profile was written to {self._path}: no step came after the first {_NUM_UNTIMED_STEPS}")
             return
         try:
-            save_profile(profile := self._profile(), self._path)
+            save_profile(profile := replace(self._profile(), busy=self._other_programs.share()), self._path)
             keep_profile(self._model, profile)
         except InputError as error:
             warn(f"no profile: {error}")

@@ -22,7 +22,7 @@ from samovar.predict.kept import Kept
 from samovar.predict.learning import taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
-from samovar.predict.volumes import volumes
+from samovar.predict.work import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for

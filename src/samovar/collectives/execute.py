@@ -7,7 +7,7 @@ from typing import Protocol, assert_never, cast
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Span, Wait
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.layout import rounded_up
@@ -221,9 +221,9 @@ class CountedChannel(StepByStep):
         memory = ChannelMemory(name, plan, transport, buffer)
         super().__init__(plan.name, transport, memory.window)
         self._part = transport.counted_part(memory.window, self._heed)
-        chunk_bytes = _bytes_of_chunks(plan.spans, plan.num_cells, len(buffer.array), buffer.array.itemsize)
-        self._chunk_bytes = [transport.counted_bytes(num_bytes) for num_bytes in chunk_bytes]
-        self._reduce_s = cache(transport.reduce_s)
+        sizes, itemsize = _chunk_sizes(plan.spans, plan.num_cells, len(buffer.array)), buffer.array.itemsize
+        self._chunk_bytes = [self._part.counted_bytes(size * itemsize) for size in sizes]
+        self._reduce_s = cache(self._part.reduce_s)
         self._plan, self._position, self._awaited, self._is_over = plan, 0, -1, True
 
     def _perform(self) -> None:
@@ -269,14 +269,9 @@ class CountedChannel(StepByStep):
 
 
 @lru_cache(maxsize=16)
-def _bytes_of_chunks(
-    spans: tuple[tuple[int, int], ...], num_cells: int, num_elements: int, itemsize: int
-) -> tuple[int, ...]:
-    """The same of all ranks."""
-    return tuple(
-        itemsize * ((first + count) * num_elements // num_cells - first * num_elements // num_cells)
-        for first, count in spans
-    )
+def _chunk_sizes(spans: tuple[Span, ...], num_cells: int, num_elements: int) -> list[int]:
+    """Elements of each chunk: the same of all ranks."""
+    return [(first + count) * num_elements // num_cells - first * num_elements // num_cells for first, count in spans]
 
 
 class NativeChannel:

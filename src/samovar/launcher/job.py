@@ -15,15 +15,14 @@ from samovar.box.board import create_board
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
-from samovar.core.host import create_empty
+from samovar.core.host import Others, create_empty, family_seconds
 from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
-from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, HostsPolicy, OtherHost, RankState
-from samovar.launcher.outcomes import error_of
+from samovar.launcher.outcomes import error_of, with_foresight
 from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
@@ -134,6 +133,7 @@ class _RunningJob:
         self._display = display
         self._memory = memory
         self._others = others
+        self._other_programs = Others(own_s=family_seconds)
         self._ranks = tuple(range(config.workers)) if others is None else others.host.ranks
         self._told = Told(snapshot=config.snapshot)
         self._board = RunBoard(memory["segment"], len(self._ranks))
@@ -219,7 +219,7 @@ class _RunningJob:
     def _finished(self, told: RunResult) -> RunResult:
         result = self._policy.counted(told)
         if self._config.job == "train" and not self._config.by_caffe:
-            result = with_foresight(self._config, result)
+            result = with_foresight(self._config, result, self._other_programs.share())
         if result.foreseen is not None:
             self._display.show(Notice(level="info", text=str(result.foreseen)))
         write_result(self._folder.result, result)

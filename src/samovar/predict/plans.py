@@ -14,11 +14,10 @@ from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import ALL_REDUCE_NAMES, dissemination_barrier
 from samovar.core.machine import MachineModel
 from samovar.predict.cluster import Cluster
-from samovar.predict.simulated import simulated
 from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.bucketing import ExchangeModel
 from samovar.transports.base import Region
-from samovar.transports.sim.world import SimTransport
+from samovar.transports.sim.world import SimTransport, simulated
 
 _IN_A_NODE = ("direct", "halving-doubling", "ring", "kary-tree", "tree")
 _BETWEEN_NODES = ("halving-doubling", "kary-tree", "tree", "ring")

@@ -41,7 +41,10 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known."""
+    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known.
+
+    `busy` is the share of the machine's cores that other programs took while the layers were timed, if known.
+    """
 
     net: str
     batch_size: int
@@ -49,6 +52,7 @@ class Profile:
     source: str = ""
     update_s: float | None = None
     format: str = FORMAT
+    busy: float | None = None
 
     @property
     def num_parameters(self) -> int:

@@ -159,9 +159,14 @@ class Modelled(Transport, Protocol):
 
 
 class CountedPart(Protocol):
-    """One rank's part of a window without data, which events of one program use: no call of theirs waits."""
+    """One rank's part of a window without data, which events of one program use: no call of theirs waits.
+
+    `counted_bytes` are those as which float32 bytes count, and `reduce_s` the time to read and write so many of these.
+    """
 
     slots: list[int]
+    counted_bytes: Callable[[int], int]
+    reduce_s: Callable[[int], float]
 
     def put(self, peer: int, num_bytes: int, slot: int, value: int) -> None:
         """Send the peer that many bytes and a notification."""
@@ -169,8 +174,7 @@ class CountedPart(Protocol):
     def after(self, seconds: float, function: Callable[[object], None], /) -> None:
         """Call function(None) after this time."""
 
-    def wait_for_end(self, what: object, deadline: Deadline) -> None:
-        """Wait until `end` is called. Raises DeadlineExceeded."""
+    def wait_for_end(self, what: object, deadline: Deadline) -> None: ...
 
     def end(self) -> None: ...
 
@@ -178,12 +182,6 @@ class CountedPart(Protocol):
 @runtime_checkable
 class CountingTransport(Transport, Protocol):
     """A transport that can time a plan without its data."""
-
-    def reduce_s(self, num_bytes: int) -> float:
-        """How long a `reduce` takes that reads and writes that many bytes, as counted."""
-
-    def counted_bytes(self, num_bytes: int) -> int:
-        """The bytes as which those of a float32 array count."""
 
     def counts(self, window: Window) -> bool:
         """Whether the window holds no data."""
