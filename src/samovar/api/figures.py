@@ -15,9 +15,8 @@ from torch import nn
 
 from samovar.api.emulated import ComputePace
 from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn, workers_values
-from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
-from samovar.api.profile import LoopProfile
+from samovar.api.profile import LoopProfile, compare
 from samovar.api.uneven_inputs import Rows
 from samovar.box.board import Row
 from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives

@@ -48,8 +48,7 @@ def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) ->
     """The native executor where the transport maps its peers' memory, else a Python one: the same bits."""
     if _shows(buffer.window, MappedWindow):
         return NativeChannel(name, plan, transport, buffer)
-    is_in_place = any(isinstance(operation, Combine) for operation in plan.operations)
-    if not is_in_place and _shows(transport, CountingTransport):
+    if _shows(transport, CountingTransport) and not any(isinstance(one, Combine) for one in plan.operations):
         counting = cast(CountingTransport, transport)
         if counting.counts(buffer.window):
             return CountedChannel(name, plan, counting, buffer)

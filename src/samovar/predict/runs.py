@@ -256,7 +256,9 @@ class SimulatedWorker:
         self._random = Random(transport.group.rank)
         self._update_s_of_an_element = work.update_s / len(place.weights)
         self._forward_s = [sum(segment.forward_s for segment in own) for own in segments]
-        self._backward_s = [sum(segment.backward_s for segment in own) for own in segments]
+        # Workers that add up gradients in step make large ones in their place.
+        is_fresh = settled.exchanges_weights or settled.needs_center or transport.group.world_size == 1
+        self._backward_s = [sum(one.backward_s - (0 if is_fresh else one.fresh_s) for one in own) for own in segments]
         self._forward_s[-1] += work.before_s
 
     def advance(self, number: int, strategy: Strategy) -> None:

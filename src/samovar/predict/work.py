@@ -17,13 +17,14 @@ _FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
 class Segment:
     """A layer with parameters, and the layers without any up to the next: the least that buckets divide.
 
-    Seconds forward; seconds backward until its gradient is final.
+    Seconds forward; seconds backward until its gradient is final, `fresh_s` of them because its memory is fresh.
     """
 
     name: str
     num_parameters: int
     forward_s: float
     backward_s: float
+    fresh_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     for layer, both_s in zip(profile.layers, times, strict=True):
         forward_s, backward_s = (share * seconds for seconds in both_s)
         if layer.num_parameters:
-            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s))
+            fresh_s = min(layer.fresh_s, backward_s)
+            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s, fresh_s))
         elif segments:
             last = segments[-1]
             segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)

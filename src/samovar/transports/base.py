@@ -161,7 +161,7 @@ class Modelled(Transport, Protocol):
 class CountedPart(Protocol):
     """One rank's part of a window without data, which events of one program use: no call of theirs waits.
 
-    `counted_bytes` are those as which float32 bytes count, and `reduce_s` the time to read and write so many of these.
+    `counted_bytes` are those as which float32 bytes count, and `reduce_s` the time to read and write a number of these.
     """
 
     slots: list[int]
