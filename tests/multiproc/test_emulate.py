@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from samovar.api import emulated
-from samovar.core.emulation import DescribedStep
 from samovar.core.layout import Bucket, Entry, ParameterSpec
-from samovar.core.machine import MachineModel
+from samovar.core.machine import DescribedStep, MachineModel
 from samovar.frontends.torch.backward_pass import BackwardPass
 from tests.multiproc.command import run, succeed
 

@@ -66,7 +66,7 @@ class LostNotification(SimWindow):
 
     def notify(self, peer, notification):
         self.num_sent += 1
-        if self._rank != len(self.parts) - 1 or self.num_sent != 2:
+        if self.rank != len(self.parts) - 1 or self.num_sent != 2:
             super().notify(peer, notification)
 
 

@@ -208,7 +208,7 @@ def acting_window(act: Callable[[int], float], base: type[SimWindow] = SimWindow
             return super().wait(slot, at_least, peer, deadline)
 
         def _act(self) -> None:
-            if self._port.task is self._port.own_task and (stopped_s := act(self._rank)):
+            if self._port.task is self._port.own_task and (stopped_s := act(self.rank)):
                 self._port.sleep(stopped_s)
 
     return ActingWindow

@@ -1,18 +1,22 @@
 """Virtual time is what the machine model's equation says."""
 
 import math
+from collections.abc import Callable
 from functools import partial
+from random import Random
 
 import numpy as np
 import pytest
 
-from samovar.collectives.execute import Channel
-from samovar.collectives.plan import PlanFunction
-from samovar.collectives.plans import ring_all_reduce
+from samovar.collectives.execute import Channel, CountedChannel, PlanRunner, open_channel
+from samovar.collectives.plan import Plan, PlanFunction
+from samovar.collectives.plans import ALL_REDUCE_NAMES, all_reduce, ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce
+from samovar.core.errors import DeadlineExceeded
 from samovar.core.machine import Link, MachineModel, Ports, Racks
 from samovar.transports.base import Notification, Region
 from samovar.transports.sim.network import PortUse
+from samovar.transports.sim.scheduler import Deadlock
 from samovar.transports.sim.servers import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
@@ -187,3 +191,68 @@ def test_slow_ranks_compute_longer() -> None:
     run = simulate(program, 4, SimConfig(machine=machine))
     assert run.results == [2.0, 5.0, 2.0, 5.0]
     assert run.seconds == 5.0
+
+
+COUNTED = SimConfig(
+    machine=MachineModel(
+        Link(3e-5, 1e9, 5e-6),
+        Link(1e-6, 1e10),
+        ranks_per_host=2,
+        reduce_bytes_per_s=1e10,
+        compute_factors=(1.0, 1.0, 1.7),
+        racks=Racks(2, Link(2e-6, 5e8)),
+    ),
+    check=False,
+    counted_above_bytes=0,
+    magnification=3.7,
+    is_logged=False,
+)
+Executor = Callable[[str, Plan, SimTransport, Region], PlanRunner]
+Seen = list[tuple[float, int, int]]
+
+
+def seen(plan: str, num_elements: int, executor: Executor, transport: SimTransport) -> Seen:
+    """The moments, steps and bytes of runs at once, of which some are in the background."""
+    rank, world_size = transport.group.rank, transport.group.world_size
+    region = Region.of(transport.open_window("data", 4 * num_elements, 0), 0, num_elements, np.float32)
+    function = all_reduce(plan, host_size=COUNTED.machine.ranks_per_host)(rank, world_size)
+    parts = [region.part(0, num_elements // 3), region.part(num_elements // 3, num_elements)]
+    channels = [executor(f"part {index}", function, transport, part) for index, part in enumerate(parts)]
+    found: Seen = []
+    random = Random(rank)
+    for _ in range(3):
+        transport.compute(1e-4 * random.random())
+        channels[0].start()
+        transport.compute(1e-5 * random.random())
+        channels[1].run(transport.deadline(math.inf))
+        channels[0].finish(transport.deadline(math.inf))
+        found += [(transport.now_s, channel.last_steps, transport.bytes_sent) for channel in channels]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8, 13])
+@pytest.mark.parametrize("plan", ALL_REDUCE_NAMES)
+def test_counted_plans_take_the_steps_and_the_time_of_their_operations(plan: str, world_size: int) -> None:
+    runs = [
+        simulate(partial(seen, plan, num_elements, executor), world_size, COUNTED)
+        for num_elements in (5, 4096)
+        for executor in (Channel, open_channel)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[2] == runs[3]
+
+
+def left_alone(deadline_s: float, transport: SimTransport) -> None:
+    """Only the first rank runs the plan."""
+    region = Region.of(transport.open_window("data", 64, 0), 0, 16, np.float32)
+    channel = open_channel("sum", ring_all_reduce(transport.group.rank, 2), transport, region)
+    assert isinstance(channel, CountedChannel)
+    if transport.group.rank == 0:
+        channel.run(transport.deadline(deadline_s))
+
+
+def test_a_counted_plan_that_cannot_end_is_named() -> None:
+    with pytest.raises(Deadlock, match="rank 0 waits for the end of plan 'ring', which waits at slot 0"):
+        simulate(partial(left_alone, math.inf), 2, COUNTED)
+    with pytest.raises(DeadlineExceeded, match=r"rank 0: the end of plan 'ring'.* did not come before 2.000000 s"):
+        simulate(partial(left_alone, 2.0), 2, COUNTED)

@@ -142,7 +142,7 @@ class WatchedWindow(SimWindow):
 
     def _add(self, kind: str, start_s: float, stop_s: float, is_behind: bool) -> None:
         if stop_s > start_s:
-            self.traces[self._rank].add(Span(_BEHIND if is_behind else "", kind, start_s, stop_s))
+            self.traces[self.rank].add(Span(_BEHIND if is_behind else "", kind, start_s, stop_s))
 
 
 def run(setting: Setting, cluster: Cluster, num_steps: int, *, watched: bool = True) -> list[Worker]:

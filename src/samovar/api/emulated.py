@@ -14,11 +14,10 @@ from samovar.box.base import SeatCenter
 from samovar.box.emulated import EmulatedCenter
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
-from samovar.core.emulation import DescribedStep, Emulation
 from samovar.core.errors import InputError
 from samovar.core.group import Host
 from samovar.core.layout import Bucket
-from samovar.core.machine import NOMINAL, MachineModel
+from samovar.core.machine import NOMINAL, DescribedStep, Emulation, MachineModel
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.report.plain import from_plain
 from samovar.strategies.traits import AUTO

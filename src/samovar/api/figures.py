@@ -15,14 +15,14 @@ from torch import nn
 
 from samovar.api.emulated import ComputePace
 from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn, workers_values
-from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
-from samovar.api.profile import LoopProfile
+from samovar.api.profile import LoopProfile, compare
 from samovar.api.uneven_inputs import Rows
 from samovar.box.board import Row
 from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
 from samovar.core.clock import Pace
 from samovar.core.errors import SamovarError
+from samovar.core.host import Others, family_seconds
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.late import Losses, number_of
@@ -63,6 +63,7 @@ class ReplicaFigures:
         self._has_one_clock = home is None or home.address is None
         ranks_per_host = group.world_size if home is None or home.address is None else len(home.ranks)
         self._places = group.world_size, ranks_per_host
+        self._others = Others(own_s=lambda: ranks_per_host * family_seconds())
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
         self._emulated, self._pacing = processes.emulated, cast(ComputePace | None, None)
@@ -78,16 +79,13 @@ class ReplicaFigures:
         self._last_loss: torch.Tensor | None = None
         self._losses = Losses()
         self._times = StepTimes()
-        self._num_steps = self._num_samples_told = 0
+        self._num_steps = self._num_samples_told = self._num_fetched = self._steps_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._same = SameLosses()
         self._has_met = self._is_open = self._has_passed = False
         self._waits = False  # whether an exchange waits for a device
-        self._num_fetched = 0
-        self._told_s = -math.inf
-        self._steps_told = 0
         self._workers: dict[int, Row] = {}
-        self._workers_s = -math.inf
+        self._told_s = self._workers_s = -math.inf
 
     def traced(self, collectives: Collectives) -> Collectives:
         """The collectives of the exchange, whose runs show in the trace if there is one."""
@@ -281,7 +279,8 @@ class ReplicaFigures:
             say(verdict)
         if self._rank == 0 and self._emulated is None:
             rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
-            compare(self._net, self._config, self._places, self._run.mean_step, self.num_samples / steps_done, rates)
+            mean_step, batch_size = self._run.mean_step, self.num_samples / steps_done
+            compare(self._net, self._config, self._places, mean_step, batch_size, rates, self._others.share())
 
     def close(self) -> None:
         """Close the sinks, and remove what is left of a trace that was not finished."""

@@ -1,8 +1,9 @@
-"""A profile of a user's own loop: its layers, and the seconds of each forward and backward."""
+"""A profile of a user's own loop, and its comparison with a prediction after it has finished."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +12,17 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from samovar.api.exchanges import LEAST_IN_PLACE_BYTES
 from samovar.api.figures_wanted import say, warn
-from samovar.api.foreseen import keep_profile
 from samovar.core.errors import InputError
+from samovar.core.host import Others, family_seconds
+from samovar.frontends.torch.factors import matrices
+from samovar.launch.wishes import state_folder
+from samovar.predict.kept import Kept, Ran, Subject, foreseen
 from samovar.report.profile import LayerProfile, Profile, save_profile
+from samovar.strategies.config import StrategyConfig
 
+_FRESH_ROUNDS: Final = 5
 _NUM_UNTIMED_STEPS: Final = 2  # the first finds the layers, too
 _OUTSIDE: Final = "outside layers"
 _BEHIND: Final = "behind "  # a layer: parts without parameters
@@ -46,6 +53,7 @@ class LoopProfile:
             raise InputError(f"profile: {path}: there is no folder {path.parent}; make it, or give another")
         self._model, self._parameters, self._path = model, parameters, path
         self._num_steps, self._batch_size = num_steps, batch_size
+        self._other_programs = Others(own_s=family_seconds)
         self._device = next(iter(parameters.values())).device
         self._called: dict[str, int] = {}  # bytes of the outputs in this step
         self._bytes: dict[str, int] = {}  # in the step before
@@ -113,7 +121,7 @@ class LoopProfile:
             warn(f"no profile was written to {self._path}: no step came after the first {_NUM_UNTIMED_STEPS}")
             return
         try:
-            save_profile(profile := self._profile(), self._path)
+            save_profile(profile := replace(self._profile(), busy=self._other_programs.share()), self._path)
             keep_profile(self._model, profile)
         except InputError as error:
             warn(f"no profile: {error}")
@@ -182,9 +190,68 @@ class LoopProfile:
         own = [self._parameters[parameter] for parameter, its in self._layer_of.items() if its == layer]
         kind = type(self._model.get_submodule(layer)).__name__
         num_parameters = sum(parameter.numel() for parameter in own)
-        behind = self._bytes.get(_BEHIND + layer, 0)
-        return LayerProfile(name, kind, num_parameters, 0, self._bytes.get(layer, 0), *self._medians(layer), behind)
+        behind, num_bytes = self._bytes.get(_BEHIND + layer, 0), self._bytes.get(layer, 0)
+        large = matrices({f"{index}": parameter for index, parameter in enumerate(own)}, LEAST_IN_PLACE_BYTES)
+        fresh_s = sum(_fresh_s(own[int(index)], num_bytes) for index in large)
+        return LayerProfile(name, kind, num_parameters, 0, num_bytes, *self._medians(layer), behind, fresh_s)
 
     def _medians(self, layer: str) -> tuple[float, float]:
         forward_s, backward_s = (statistics.median(self._found[kind][layer]) for kind in ("forward", "backward"))
         return forward_s, backward_s
+
+
+def _fresh_s(weight: torch.Tensor, output_bytes: int) -> float:
+    """How much longer the product takes that is the gradient of a layer of (K, m) outputs, if its memory is fresh."""
+    num_rows = output_bytes // (weight.element_size() * len(weight))
+    left, right = (torch.ones(num_rows, size) for size in weight.shape)
+    place = torch.zeros_like(weight)
+    longer_s = []
+    for _ in range(_FRESH_ROUNDS):
+        begin_s = time.perf_counter()
+        torch.mm(left.t(), right)
+        middle_s = time.perf_counter()
+        torch.mm(left.t(), right, out=place)
+        longer_s.append(2 * middle_s - begin_s - time.perf_counter())
+    return max(0.0, statistics.median(longer_s))
+
+
+def keep_profile(model: nn.Module, profile: Profile) -> None:
+    """For later runs of this model on this machine."""
+    if (subject := _subject(model)) is not None:
+        Kept(state_folder()).keep_profile(subject, profile)
+
+
+def compare(
+    model: nn.Module,
+    config: StrategyConfig,
+    places: tuple[int, int],
+    mean_step: tuple[float, int],
+    batch_size: float,
+    rates: Sequence[float],
+    busy: float,
+) -> None:
+    """Say how far a step's time is from its prediction, if there can be one.
+
+    `places` are the ranks, and the most on a host. `mean_step` has the seconds, and of how many steps. `rates` are the
+    samples per second of workers that do not wait for each other. `busy` is that of `Ran`.
+    """
+    (workers, ranks_per_host), (step_s, num_steps) = places, mean_step
+    subject = _subject(model)
+    if subject is None:
+        return
+    if config.is_async:
+        if len(rates) < workers or not batch_size or min(rates) <= 0:
+            return
+        step_s = workers * batch_size / sum(rates)
+    found = foreseen(Ran(subject, config, workers, ranks_per_host, batch_size, step_s, num_steps, busy=busy))
+    if found is not None:
+        say(str(found))
+
+
+def _subject(model: nn.Module) -> Subject | None:
+    """None for a model on a device: what is kept is for the cores of this machine."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if any(parameter.device.type != "cpu" for parameter in trained):
+        return None
+    num_parameters = sum(parameter.numel() for parameter in trained)
+    return Subject(type(model).__name__, num_parameters, torch.get_num_threads())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from samovar.box.base import PendingPush, Push, SeatCenter, Versions
 from samovar.core.clock import FOR_EVER, Deadline
-from samovar.core.emulation import Emulation
+from samovar.core.machine import Emulation
 from samovar.transports.background import Job
 from samovar.transports.base import Array
 from samovar.transports.emulated import EmulatedTransport

@@ -12,7 +12,7 @@ import samovar
 from samovar.cli.command import GroupHelpLast, HelpLast
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.requirements import explained
-from samovar.launch.completion import words_to_complete
+from samovar.launch.wishes import words_to_complete
 
 
 @dataclass(frozen=True, slots=True)

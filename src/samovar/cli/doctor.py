@@ -12,6 +12,7 @@ from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
+from samovar.core.host import Others, family_seconds
 from samovar.core.machine import CalibrationRecord
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
@@ -19,7 +20,7 @@ from samovar.launcher.calibrate import calibrate
 from samovar.launcher.doctor_hosts import HostLinkFigures, measure_hosts, with_links
 from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
-from samovar.predict.kept import Kept
+from samovar.predict.kept import Kept, is_quiet
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
@@ -47,7 +48,7 @@ def doctor(
     place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
     if save is not None:
         _require_writable(save)
-    host = read_host()
+    host, other_programs = read_host(), Others(own_s=family_seconds)
     devices = "not known" if host.missing_modules else torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
     links: tuple[HostLinkFigures, ...] = ()
@@ -58,7 +59,8 @@ def doctor(
         record = with_links(record, links)
     findings = [*diagnose(host, record), *_clock_findings(links)]
     if record is not None:
-        Kept(state_folder()).keep_machine(record)
+        if is_quiet(other_programs.share()):
+            Kept(state_folder()).keep_machine(record)
         if save is not None:
             _save(record, save)
     if as_json:

@@ -22,7 +22,7 @@ from samovar.predict.kept import Kept
 from samovar.predict.learning import taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
-from samovar.predict.volumes import volumes
+from samovar.predict.work import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
@@ -87,7 +87,8 @@ def _predict(
     """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
     question = _question(net, on, _names(strategy), settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
-    tell = _silent if quiet or answer.as_json else _tell
+    is_told = sys.stderr.isatty() and not (quiet or answer.as_json)
+    tell = _tell if is_told else lambda *_: None
     found = predicted(question, tell)
     costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
@@ -192,9 +193,4 @@ def _checked(names: Sequence[str], collective: str, settings: Mapping[str, objec
 
 
 def _tell(strategy: str, num_workers: int) -> None:
-    if sys.stderr.isatty():
-        typer.echo(f"\r\033[Ksimulating {strategy} with {num_workers} workers", nl=False, err=True)
-
-
-def _silent(_strategy: str, _num_workers: int) -> None:
-    """Say nothing."""
+    typer.echo(f"\r\033[Ksimulating {strategy} with {num_workers} workers", nl=False, err=True)

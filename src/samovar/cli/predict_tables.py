@@ -10,7 +10,7 @@ from samovar.predict.kept import ErrorBar
 from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost
 from samovar.predict.prediction import COMPUTATION, Question, Verdict
-from samovar.predict.volumes import DATA, LayerVolume
+from samovar.predict.work import DATA, LayerVolume
 from samovar.report.comparison import Prediction
 from samovar.report.plain import to_plain
 from samovar.report.tables import printer, show_facts, show_lines, show_table

@@ -12,6 +12,7 @@ from samovar.cli.output_flags import OUTPUT
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
+from samovar.core.host import Others, family_seconds
 from samovar.launch.processes import SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
@@ -78,10 +79,11 @@ class _KeptAsProfile:
 
     def __init__(self, display: Display, path: Path | None, kept: Kept) -> None:
         self._display, self._path, self._kept = display, path, kept
+        self._other_programs = Others(own_s=family_seconds)
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed) and record.rank == 0:  # the times of other hosts are not this machine's
-            profile = profile_of(record)
+            profile = replace(profile_of(record), busy=self._other_programs.share())
             subject = Subject(profile.net, profile.num_parameters, record.threads, record.precision)
             self._kept.keep_profile(subject, profile)
             if self._path is not None:

@@ -147,7 +147,7 @@ class PlannedCollectives:
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         group, plan_name = self.group, self.all_reduce_name(buffer.array.nbytes)
-        return self.planned(name, _all_reduce_plan(plan_name, self.host_size, group.rank, group.world_size), buffer)
+        return self.planned(name, all_reduce_plan(plan_name, self.host_size, group.rank, group.world_size), buffer)
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
         function = encodable(self.all_reduce_name(buffer.array.nbytes), self.host_size)
@@ -186,9 +186,9 @@ class PlannedCollectives:
         return open_channel(name, plan, self.transport, buffer)
 
 
-@lru_cache(maxsize=4)
-def _all_reduce_plan(name: str, host_size: HostSizes, rank: int, world_size: int) -> Plan:
-    """Buckets are opened one after the other, and most have one plan."""
+@lru_cache(maxsize=128)
+def all_reduce_plan(name: str, host_size: HostSizes, rank: int, world_size: int) -> Plan:
+    """The rank's part. Buckets mostly have one plan, and simulated ranks have it run by run."""
     return all_reduce(name, host_size=host_size)(rank, world_size)
 
 

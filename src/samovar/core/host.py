@@ -6,7 +6,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -122,8 +122,8 @@ def _values(key: str, path: Path) -> list[str]:
 
 
 _STAT: Final = Path("/proc/stat")
-# Of a line of it: user, nice, system, irq and softirq; a guest's time is in user's already.
-_BUSY_FIELDS: Final = (1, 2, 3, 6, 7)
+# Of a line of it: user, nice, system, irq, softirq and stolen; a guest's time is in user's already.
+_BUSY_FIELDS: Final = (1, 2, 3, 6, 7, 8)
 _LOOK_S: Final = 0.1
 _LOOK_EVERY_S: Final = 0.5
 _CROWDED_CORES, _QUIET_CORES = 0.3, 0.1
@@ -149,12 +149,32 @@ def taken_cpus(cpus: Iterable[int], look_s: float = _LOOK_S) -> tuple[int, ...]:
     return tuple(sorted(busy, key=busy.__getitem__, reverse=True)[:count])
 
 
-class Others:
-    """How many cores' worth other programs compute on `cpus`, between two looks."""
+def family_seconds() -> float:
+    """Processor seconds of this process and of all that descend from it, also of those that have ended."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if fields := text_of(path).rpartition(")")[2].split():  # a process may end meanwhile
+            parents[path.parent.name], ticks[path.parent.name] = fields[1], sum(map(int, fields[11:15]))
+    family, size = {str(os.getpid())}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {number for number, parent in parents.items() if parent in family}
+    return sum(ticks.get(number, 0) for number in family) / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self, cpus: Iterable[int]) -> None:
-        self._cpus = tuple(cpus)
+
+class Others:
+    """How many cores' worth other programs than this, which took own_s(), compute on `cpus` between two looks.
+
+    Without `cpus` on all cores of the machine.
+    """
+
+    def __init__(self, cpus: Iterable[int] = (), own_s: Callable[[], float] = time.process_time) -> None:
+        self._cpus, self._own_s = tuple(cpus) or tuple(range(os.cpu_count() or 1)), own_s
         self._before = self._now()
+
+    def share(self) -> float:
+        """Of these cores' time, since the last look."""
+        return min(1.0, self.cores() / len(self._cpus))
 
     def cores(self) -> float:
         """Since the last look; 0 where the system does not tell."""
@@ -163,7 +183,7 @@ class Others:
         return max(0.0, (busy_s - own_s) / wall_s) if wall_s > 0 else 0.0
 
     def _now(self) -> tuple[float, float, float]:
-        return time.monotonic(), sum(busy_seconds(self._cpus).values()), time.process_time()
+        return time.monotonic(), sum(busy_seconds(self._cpus).values()), self._own_s()
 
 
 class PoliteThreads:

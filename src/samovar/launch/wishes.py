@@ -1,4 +1,4 @@
-"""The wishes in the environment of a user's program: figures, and the folder for what is kept between runs."""
+"""Wishes in the environment: figures, the folder for what is kept between runs, and words that a shell completes."""
 
 import os
 import socket
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 METRICS, TRACE = "SAMOVAR_METRICS", "SAMOVAR_TRACE"
+_ASKED = "_SAMOVAR_COMPLETE"  # the shell's script, which typer makes, sets it
+_COMMAND_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # bash; zsh and fish
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +30,11 @@ def state_folder() -> Path | None:
     given, home = (Path(os.environ.get(name, "")) for name in ("XDG_STATE_HOME", "HOME"))
     parent = given if given.is_absolute() else home / ".local" / "state"
     return parent / "samovar" / (socket.gethostname() or "host") if parent.is_absolute() else None
+
+
+def words_to_complete() -> list[str] | None:
+    """The words after the program's name; the last one may be incomplete. None: a command is to run."""
+    if _ASKED not in os.environ:
+        return None
+    line = next((os.environ[name] for name in _COMMAND_LINES if name in os.environ), "")
+    return line.split()[1:]

@@ -15,14 +15,14 @@ from typing import NoReturn, Protocol
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
+from samovar.core.host import Others, family_seconds
 from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
-from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
-from samovar.launcher.outcomes import error_of
+from samovar.launcher.outcomes import error_of, with_foresight
 from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
@@ -137,6 +137,7 @@ class _RunningJob:
         self._display = display
         self._memory = memory
         self._others = others
+        self._other_programs = Others(own_s=family_seconds)
         self._ranks = tuple(range(config.workers)) if others is None else others.host.ranks
         self._told = Told(snapshot=config.snapshot)
         self._board = RunBoard(memory.get("signals", memory["segment"]), config.workers)
@@ -228,7 +229,7 @@ class _RunningJob:
     def _finished(self, told: RunResult) -> RunResult:
         result = self._policy.counted(told)
         if self._config.job == "train" and not self._config.by_caffe:
-            result = with_foresight(self._config, result)
+            result = with_foresight(self._config, result, self._other_programs.share())
         if result.foreseen is not None:
             self._display.show(Notice(level="info", text=str(result.foreseen)))
         write_result(self._folder.result, result)

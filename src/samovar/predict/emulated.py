@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 
 from samovar.core import units
-from samovar.core.emulation import DescribedStep, Emulation
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord, Link
+from samovar.core.machine import CalibrationRecord, DescribedStep, Emulation, Link
 from samovar.predict.cluster import Cluster
 from samovar.predict.work import work_of
 from samovar.report.profile import Profile

@@ -8,7 +8,7 @@ from pathlib import Path
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import cluster_here
-from samovar.predict.kept import Kept, Ran
+from samovar.predict.kept import Kept, Ran, is_quiet
 from samovar.predict.plans import plans_for
 from samovar.predict.runs import SharingChoice, run
 from samovar.predict.work import Segment, work_of
@@ -24,11 +24,11 @@ def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:
     """Keep one worker's step time; compare that of several with its prediction, and keep the error.
 
     None if there is nothing to predict from: a profile of the net, and the figures of this machine, which
-    `samovar doctor` keeps. Cost: a simulation of some steps, 20 us a message.
+    `samovar doctor` keeps. None also on a busy machine. Cost: a simulation of some steps, 20 us a message.
     """
     kept = Kept(folder)
     is_short = ran.num_steps < _LEAST_STEPS or not 0 < ran.step_s < math.inf
-    if folder is None or is_short or ran.workers > _MOST_WORKERS:
+    if folder is None or is_short or ran.workers > _MOST_WORKERS or not is_quiet(ran.busy):
         return None
     if ran.workers == 1:
         kept.keep_profile(ran.subject, _whole(ran), is_whole=True)
@@ -86,4 +86,5 @@ def _whole(ran: Ran) -> Profile:
     """One worker's step as one layer: its update, and what it waits for its data, are in it."""
     forward_s = _FORWARD_SHARE * ran.step_s
     layer = LayerProfile("whole net", "", ran.subject.num_parameters, 0, 0, forward_s, ran.step_s - forward_s)
-    return Profile(ran.subject.net, max(1, round(ran.batch_size)), (layer,), "a run with one worker", 0.0)
+    batch_size, source = max(1, round(ran.batch_size)), "a run with one worker"
+    return Profile(ran.subject.net, batch_size, (layer,), source, 0.0, busy=ran.busy)

@@ -27,6 +27,7 @@ from samovar.strategies.config import StrategyConfig
 
 _MOST_PROFILES, _MOST_RUNS = 64, 256
 _WHOLE = "-whole"
+_QUIET_SHARE = 0.1  # of the cores, or less: then a measurement is of the net, and not of other programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Ran:
     """A run that has ended: `strategy` settled, seconds of a mean step of all workers, and of how many steps.
 
     `batch_size` is that of one worker, 0 if it is not known. `collective` and `bucket_sizes_bytes` are those of the
-    run, if known. `ranks_per_host` is the most on a host.
+    run, if known. `ranks_per_host` is the most on a host. `busy` is the share of this machine's cores that other
+    programs took meanwhile, None if it is not known.
     """
 
     subject: Subject
@@ -74,6 +76,12 @@ class Ran:
     collective: str = ""
     bucket_sizes_bytes: tuple[int, ...] = ()
     calibration: CalibrationRecord = NOMINAL
+    busy: float | None = None
+
+
+def is_quiet(busy: float | None) -> bool:
+    """Whether a step time counts that was measured while others took this share; not if nobody looked."""
+    return busy is not None and busy <= _QUIET_SHARE
 
 
 class Kept:
@@ -92,7 +100,12 @@ class Kept:
         return None
 
     def keep_profile(self, subject: Subject, profile: Profile, *, is_whole: bool = False) -> None:
-        """Layers' times; `is_whole`: only those of the net as one layer. The oldest files go."""
+        """Layers' times; `is_whole`: only those of the net as one layer. The oldest files go.
+
+        Times of a busy machine are not kept: they replace none of a quiet one.
+        """
+        if not is_quiet(profile.busy):
+            return
         self._write(f"profiles/{subject.file_name}{_WHOLE if is_whole else ''}.json", to_plain(profile))
         if self._folder is not None:
             with suppress(OSError):
@@ -101,12 +114,14 @@ class Kept:
                     path.unlink(missing_ok=True)
 
     def profile(self, subject: Subject) -> Profile | None:
-        """The one by layers, if there is one."""
+        """The one by layers, if there is one. One that is not known to be of a quiet machine counts as missing."""
         if self._folder is None:
             return None
         for ending in ("", _WHOLE):
             with suppress(InputError):
-                return load_profile(self._folder / "profiles" / f"{subject.file_name}{ending}.json")
+                found = load_profile(self._folder / "profiles" / f"{subject.file_name}{ending}.json")
+                if is_quiet(found.busy):
+                    return found
         return None
 
     def keep_run(self, foreseen: Foreseen) -> None:

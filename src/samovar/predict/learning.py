@@ -13,7 +13,6 @@ from samovar.predict.cluster import Cluster
 from samovar.predict.plans import plans_for
 from samovar.predict.prediction import Question, fitting_settings
 from samovar.predict.runs import Scaled, SimulatedWorker, Workplace, servers_of
-from samovar.predict.simulated import simulated
 from samovar.predict.work import Work
 from samovar.report.comparison import Prediction
 from samovar.strategies.config import StrategyConfig
@@ -21,7 +20,7 @@ from samovar.strategies.defaults import MomentumShares, resolved, shared_momentu
 from samovar.strategies.settings import OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.transports.base import Array
-from samovar.transports.sim.world import SimTransport
+from samovar.transports.sim.world import SimTransport, simulated
 
 NUM_POINTS = 20
 ALONE = "one worker"

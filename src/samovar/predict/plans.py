@@ -8,16 +8,16 @@ from functools import cache, partial
 import numpy as np
 
 from samovar.collectives.cost import cost
-from samovar.collectives.execute import Channel
+from samovar.collectives.engine import all_reduce_plan
+from samovar.collectives.execute import open_channel
 from samovar.collectives.plan import PlanFunction
-from samovar.collectives.plans import ALL_REDUCE_NAMES, all_reduce, dissemination_barrier
+from samovar.collectives.plans import ALL_REDUCE_NAMES, dissemination_barrier
 from samovar.core.machine import MachineModel
 from samovar.predict.cluster import Cluster
-from samovar.predict.simulated import simulated
 from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.bucketing import ExchangeModel
 from samovar.transports.base import Region
-from samovar.transports.sim.world import SimTransport
+from samovar.transports.sim.world import SimTransport, simulated
 
 _IN_A_NODE = ("direct", "halving-doubling", "ring", "kary-tree", "tree")
 _BETWEEN_NODES = ("halving-doubling", "kary-tree", "tree", "ring")
@@ -97,7 +97,7 @@ class Plans:
         return sorted((self.cost(name, num_bytes) for name in names), key=lambda one: one.seconds)
 
     def _function(self, name: str) -> PlanFunction:
-        return all_reduce(name, host_size=self._cluster.node.workers)
+        return partial(all_reduce_plan, name, self._cluster.node.workers)
 
     def _least_s(self, name: str, num_bytes: int) -> float:
         """Below this no run of the plan comes: a plan with many messages need not be tried if another is faster."""
@@ -127,8 +127,8 @@ def _reduce_once(function: PlanFunction, num_elements: int, transport: SimTransp
     rank, world_size = transport.group.rank, transport.group.world_size
     window = transport.open_window("data", num_elements * BYTES_OF_A_FLOAT, 0)
     buffer = Region.of(window, 0, num_elements, np.float32)
-    reduce = Channel("all-reduce", function(rank, world_size), transport, buffer)
-    barrier = Channel("barrier", dissemination_barrier(rank, world_size), transport, buffer)
+    reduce = open_channel("all-reduce", function(rank, world_size), transport, buffer)
+    barrier = open_channel("barrier", dissemination_barrier(rank, world_size), transport, buffer)
     barrier.run(transport.deadline(math.inf))
     start_s = transport.now_s
     reduce.run(transport.deadline(math.inf))

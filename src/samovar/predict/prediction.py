@@ -69,7 +69,7 @@ def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: 
             choices = _choices(question, name, work, plans, num_workers)
             outcomes = [(choice, runs.of(choice)) for choice in choices]
             choice, best = min(outcomes, key=lambda one: one[1].step_s)
-            ideal = _without_network(question, choice, ideal_runs)
+            ideal = _without_network(question, choice, best, ideal_runs)
             found.append(_prediction(question, name, work, num_workers, best, ideal))
     return found
 
@@ -177,10 +177,16 @@ def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:
     return {"group_size": size} if size > 1 and num_workers % size == 0 and num_workers > size else {}
 
 
-def _without_network(question: Question, choice: SharingChoice, runs: Runs) -> SimulatedSteps | None:
-    """The same run with exchanges that take no time, if workers differ: what is left is waiting for the slower ones."""
-    worker = question.cluster.worker
-    if not (worker.jitter or worker.slow_every):
+def _without_network(
+    question: Question, choice: SharingChoice, found: SimulatedSteps, runs: Runs
+) -> SimulatedSteps | None:
+    """The same run with exchanges that take no time: what is left is waiting for the slower ones.
+
+    None if nothing would be left: workers are equal, do not wait, or go to a center each at its own speed.
+    """
+    worker, traits = question.cluster.worker, choice.config.traits
+    are_equal = not (worker.jitter or worker.slow_every)
+    if are_equal or not found.exposed_s or (traits.is_async and not traits.in_groups):
         return None
     return runs.of(replace(choice, collective=lambda _: _FEWEST_MESSAGES))
 

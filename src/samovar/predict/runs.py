@@ -13,7 +13,6 @@ from samovar.collectives.plans import dissemination_barrier
 from samovar.core.layout import ALIGNMENT_ELEMENTS, Bucket, Layout, ParameterSpec, rounded_up
 from samovar.predict.center import CenterServers, SimulatedCenter
 from samovar.predict.cluster import Cluster
-from samovar.predict.simulated import simulated
 from samovar.predict.work import Segment, Work
 from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
@@ -23,7 +22,7 @@ from samovar.strategies.defaults import resolved
 from samovar.transports.base import Array, Region
 from samovar.transports.sim.network import PortUse
 from samovar.transports.sim.servers import ServerMemory
-from samovar.transports.sim.world import SimRun, SimTransport
+from samovar.transports.sim.world import SimRun, SimTransport, simulated
 
 # A net is simulated with this many numbers, each of which stands for several; more for more workers, up to a limit.
 _LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER, _MOST_ELEMENTS = 1 << 12, 64, 1 << 15
@@ -257,7 +256,9 @@ class SimulatedWorker:
         self._random = Random(transport.group.rank)
         self._update_s_of_an_element = work.update_s / len(place.weights)
         self._forward_s = [sum(segment.forward_s for segment in own) for own in segments]
-        self._backward_s = [sum(segment.backward_s for segment in own) for own in segments]
+        # Workers that add up gradients in step make large ones in their place.
+        is_fresh = settled.exchanges_weights or settled.needs_center or transport.group.world_size == 1
+        self._backward_s = [sum(one.backward_s - (0 if is_fresh else one.fresh_s) for one in own) for own in segments]
         self._forward_s[-1] += work.before_s
 
     def advance(self, number: int, strategy: Strategy) -> None:

@@ -1,4 +1,7 @@
-"""A worker's computation, from a net's profile: what buckets divide, and how long each part takes."""
+"""A worker's computation, from a net's profile: what buckets divide, and how long each part takes.
+
+And data or model parallelism for each layer, from the bytes that each would send (FireCaffe, section 3).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +17,14 @@ _FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
 class Segment:
     """A layer with parameters, and the layers without any up to the next: the least that buckets divide.
 
-    Seconds forward; seconds backward until its gradient is final.
+    Seconds forward; seconds backward until its gradient is final, `fresh_s` of them because its memory is fresh.
     """
 
     name: str
     num_parameters: int
     forward_s: float
     backward_s: float
+    fresh_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     for layer, both_s in zip(profile.layers, times, strict=True):
         forward_s, backward_s = (share * seconds for seconds in both_s)
         if layer.num_parameters:
-            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s))
+            fresh_s = min(layer.fresh_s, backward_s)
+            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s, fresh_s))
         elif segments:
             last = segments[-1]
             segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)
@@ -118,3 +123,31 @@ def _beside_others(layer: LayerProfile, worker: WorkerSpec, slower: float) -> tu
         for seconds, over, often in passes
     )
     return forward_s, backward_s
+
+
+DATA, MODEL = "data", "model"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerVolume:
+    """One layer with weights. |W| bytes of them travel with data parallelism, |D| of outputs with model parallelism."""
+
+    name: str
+    type: str
+    weight_bytes: int
+    data_bytes: float
+    advice: str
+
+
+def volumes(profile: Profile, global_batch: float) -> list[LayerVolume]:
+    """For a step of `global_batch` samples of all workers together. |D| grows with it, |W| does not.
+
+    The advice is to send less: data parallelism if |D| >= |W|. Source: Iandola et al. 2016 (FireCaffe), table 1.
+    """
+    share = global_batch / profile.batch_size
+    return [_volume(layer, share * layer.activation_bytes) for layer in profile.layers if layer.num_parameters]
+
+
+def _volume(layer: LayerProfile, data_bytes: float) -> LayerVolume:
+    advice = DATA if data_bytes >= layer.parameter_bytes else MODEL
+    return LayerVolume(layer.name, layer.type, layer.parameter_bytes, data_bytes, advice)

@@ -22,7 +22,8 @@ class LayerProfile:
     """One layer: seconds for the profile's batch, None if they were not measured.
 
     `multiply_adds` are those of one forward pass over the batch, `activation_bytes` the size of its output.
-    `behind_bytes` are the outputs of parts without parameters that follow, if their time counts here.
+    `behind_bytes` are the outputs of parts without parameters that follow, if their time counts here. `fresh_s` is the
+    part of `backward_s` that gradients take because their memory is fresh at each step.
     """
 
     name: str
@@ -33,6 +34,7 @@ class LayerProfile:
     forward_s: float | None = None
     backward_s: float | None = None
     behind_bytes: int = 0
+    fresh_s: float = 0.0
 
     @property
     def parameter_bytes(self) -> int:
@@ -41,7 +43,10 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known."""
+    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known.
+
+    `busy` is the share of the machine's cores that other programs took while the layers were timed, if known.
+    """
 
     net: str
     batch_size: int
@@ -49,6 +54,7 @@ class Profile:
     source: str = ""
     update_s: float | None = None
     format: str = FORMAT
+    busy: float | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -118,7 +124,7 @@ def _checked(profile: Profile) -> Profile:
         raise ValueError("it needs layers, and a batch_size of at least 1")
     for layer in profile.layers:
         numbers = (layer.num_parameters, layer.multiply_adds, layer.activation_bytes, layer.behind_bytes)
-        times = (layer.forward_s or 0.0, layer.backward_s or 0.0)
+        times = (layer.forward_s or 0.0, layer.backward_s or 0.0, layer.fresh_s)
         if min(*numbers, *times) < 0 or not max(times) < 1e9:
             raise ValueError(f"layer {layer.name!r} has a number below 0, or seconds without end")
     if not profile.num_parameters:

@@ -158,6 +158,38 @@ class Modelled(Transport, Protocol):
         """Call what(), which reads and writes these arrays once, in the model's time."""
 
 
+class CountedPart(Protocol):
+    """One rank's part of a window without data, which events of one program use: no call of theirs waits.
+
+    `counted_bytes` are those as which float32 bytes count, and `reduce_s` the time to read and write a number of these.
+    """
+
+    slots: list[int]
+    counted_bytes: Callable[[int], int]
+    reduce_s: Callable[[int], float]
+
+    def put(self, peer: int, num_bytes: int, slot: int, value: int) -> None:
+        """Send the peer that many bytes and a notification."""
+
+    def after(self, seconds: float, function: Callable[[object], None], /) -> None:
+        """Call function(None) after this time."""
+
+    def wait_for_end(self, what: object, deadline: Deadline) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@runtime_checkable
+class CountingTransport(Transport, Protocol):
+    """A transport that can time a plan without its data."""
+
+    def counts(self, window: Window) -> bool:
+        """Whether the window holds no data."""
+
+    def counted_part(self, window: Window, heed: Callable[[int], None]) -> CountedPart:
+        """This rank's part; heed(slot) is called at each notification."""
+
+
 class PeerTransport:
     """A part of transports whose ranks each keep their own part of a window, and can be lost.
 

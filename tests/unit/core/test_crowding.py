@@ -12,7 +12,7 @@ import pytest
 
 from samovar import _native
 from samovar.core import host
-from samovar.core.host import Others, PoliteThreads, busy_seconds, taken_cpus
+from samovar.core.host import Others, PoliteThreads, busy_seconds, family_seconds, taken_cpus
 from tests.multiproc.command import wait_until
 
 TASKS = Path("/proc/self/task")
@@ -35,7 +35,7 @@ def test_what_cores_have_computed(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 5000 7 1 2 90 50 0\ncpu10 1 0 0 1 0 0 0 0 0 0\nintr 5\n")
     ticks = os.sysconf("SC_CLK_TCK")
-    assert busy_seconds([0, 3, 10], stat) == {0: 153 / ticks, 10: 1 / ticks}
+    assert busy_seconds([0, 3, 10], stat) == {0: 243 / ticks, 10: 1 / ticks}
     assert busy_seconds([0], tmp_path / "none") == {}
 
 
@@ -50,6 +50,18 @@ def test_own_computing_is_not_that_of_others() -> None:
     others = Others([cpu])
     with busy(cpu):
         wait_until(lambda: others.cores() > 0.5, "others compute")
+
+
+def test_a_process_that_was_started_here_is_not_one_of_the_others() -> None:
+    cpu, before_s = max(os.sched_getaffinity(0)), family_seconds()
+    with busy(cpu):
+        wait_until(lambda: family_seconds() > before_s + 0.2, "it computes")
+    ended_s = family_seconds()
+    assert ended_s > before_s + 0.2  # it still counts
+    others = Others([cpu], family_seconds)
+    with busy(cpu):
+        wait_until(lambda: family_seconds() > ended_s + 0.2, "it computes")
+        assert 0.0 <= others.share() <= 1.0
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -1,5 +1,6 @@
 """What is kept of runs, and how a run is compared with its prediction."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,18 @@ from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
 from samovar.predict.foresight import close_loop, foreseen_of
 from samovar.predict.kept import Kept, Ran, Subject
-from samovar.report.profile import LayerProfile, Profile
+from samovar.report.profile import LayerProfile, Profile, load_profile
 from samovar.report.result import Foreseen
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 
 SUBJECT = Subject("two layers", 3_000_000, 1)
 LAYERS = tuple(LayerProfile(name, "", size, 0, 0, 1e-3, 2e-3) for name, size in (("a", 1_000_000), ("b", 2_000_000)))
-PROFILE = Profile(SUBJECT.net, 8, LAYERS, "as given", 1e-3)
+PROFILE = Profile(SUBJECT.net, 8, LAYERS, "as given", 1e-3, busy=0.02)
 
 
 def ran(workers: int = 2, **changes: object) -> Ran:
-    made = Ran(SUBJECT, resolved(StrategyConfig("sync"), workers), workers, 2, 8.0, 8e-3, 100)
+    made = Ran(SUBJECT, resolved(StrategyConfig("sync"), workers), workers, 2, 8.0, 8e-3, 100, busy=0.02)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -60,6 +61,8 @@ def test_layers_that_were_timed_go_before_a_whole_run(tmp_path: Path) -> None:
         {"num_steps": 5},  # too few
         {"step_s": 0.0},
         {"workers": 100},
+        {"busy": 0.2},
+        {"busy": None},
         {"subject": replace(SUBJECT, threads=2)},
         {"subject": replace(SUBJECT, precision="bf16")},
     ],
@@ -75,6 +78,31 @@ def test_a_machine_that_was_not_measured_gives_no_prediction_unless_a_record_is_
     Kept(tmp_path).keep_profile(SUBJECT, PROFILE)
     assert close_loop(tmp_path, ran()) is None
     assert close_loop(tmp_path, ran(calibration=replace(NOMINAL, machine="another"))) is not None
+
+
+def test_times_of_a_busy_machine_predict_nothing_and_replace_none_of_a_quiet_one(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.keep_machine(NOMINAL)
+    close_loop(tmp_path, ran(1, step_s=9.0, busy=0.9))
+    kept.keep_profile(SUBJECT, replace(PROFILE, busy=0.9))
+    assert kept.profile(SUBJECT) is None
+    close_loop(tmp_path, ran(1, step_s=7e-3))
+    close_loop(tmp_path, ran(1, step_s=9.0, busy=0.9))
+    found = close_loop(tmp_path, ran())
+    assert found is not None
+    assert 7e-3 < found.predicted_s < 1e-1
+
+
+def test_an_older_file_that_does_not_say_how_busy_the_machine_was_counts_as_missing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.keep_profile(SUBJECT, PROFILE)
+    (path,) = (tmp_path / "profiles").iterdir()
+    values = json.loads(path.read_text())
+    assert kept.profile(SUBJECT) == PROFILE
+    del values["busy"]
+    path.write_text(json.dumps(values))
+    assert load_profile(path).busy is None
+    assert kept.profile(SUBJECT) is None
 
 
 def test_the_cut_and_the_plan_of_the_run_are_simulated() -> None:

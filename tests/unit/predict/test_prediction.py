@@ -49,6 +49,22 @@ def test_bytes_are_those_of_the_net(num_workers: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "num_workers", "saved_s"),
+    [("sync", 2, 0.05), ("sync", 1, 0.0), ("sync-easgd", 2, 0.0), ("async-sgd", 2, 0.0)],
+)
+def test_workers_that_add_up_gradients_in_step_make_them_in_their_place(
+    strategy: str, num_workers: int, saved_s: float
+) -> None:
+    steps = []
+    for fresh_s in (0.0, 0.005):
+        layers = tuple(replace(layer, fresh_s=fresh_s) for layer in PROFILE.layers)
+        settings = {"overlap": "none"} if strategy == "sync" else {}
+        question = replace(asked(CLUSTER, strategy, num_workers, **settings), profile=replace(PROFILE, layers=layers))
+        steps.append(predicted(question)[0].step_s)
+    assert steps[0] - steps[1] == pytest.approx(saved_s)
+
+
 def test_the_backward_pass_hides_an_exchange() -> None:
     none, behind = (predicted(asked(CLUSTER, "sync", 8, **one))[0] for one in ({"overlap": "none"}, {}))
     assert behind.num_buckets > 1

@@ -7,8 +7,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import WorkerSpec
-from samovar.predict.volumes import DATA, MODEL, volumes
-from samovar.predict.work import work_of
+from samovar.predict.work import DATA, MODEL, volumes, work_of
 from samovar.report.profile import LayerProfile, Profile, load_profile, profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Timed
 

@@ -9,8 +9,11 @@ from random import Random
 from typing import TypeAlias
 
 from samovar.core.machine import Link, MachineModel, Ports
+from samovar.transports.base import Array
+from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Moment, Scheduler
 
+_WORDS = frozenset("lLqQd")  # of 64 bits
 _LOGGED = struct.Struct("<d7q")
 
 # held_s(source, destination, now): how much longer a message takes that is sent now; infinity: it is never there.
@@ -20,14 +23,15 @@ HeldSeconds: TypeAlias = Callable[[int, int, float], float]
 class SimMessage:
     """Something that is on its way from a place to another: a rank, or a server behind all ranks."""
 
-    __slots__ = ("destination", "num_bytes", "occupied_s", "receiving_port", "source")
+    __slots__ = ("destination", "lane", "num_bytes", "occupied_s", "receiving_port", "source")
+    lane: "Lane"
+    receiving_port: int
 
     def __init__(self, source: int, destination: int, num_bytes: int) -> None:
         self.source = source
         self.destination = destination
         self.num_bytes = num_bytes
         self.occupied_s = 0.0
-        self.receiving_port = 0
 
     def arrive(self) -> None:
         """Have its effect."""
@@ -38,8 +42,20 @@ class SimMessage:
         return (0, 0, 0, 0)
 
 
-# The link, its sending port (None: it takes no time) and receiving port, and what comes first on the way.
-_Route: TypeAlias = tuple[Link, int | None, int, Callable[[SimMessage], None]]
+_BEFORE_ALL: Moment = (-1.0, 0.0)
+
+
+class Lane:
+    """The way of the messages of one (source, destination) pair, and the moments of its last one at each port.
+
+    Its sending port is None if it takes no time; `first` is what comes first on the way.
+    """
+
+    __slots__ = ("arrived", "climbed", "descended", "first", "link", "reached", "receiving_port", "sending_port")
+
+    def __init__(self, link: Link, sending: int | None, receiving: int, first: Callable[["SimMessage"], None]) -> None:
+        self.link, self.sending_port, self.receiving_port, self.first = link, sending, receiving, first
+        self.reached = self.climbed = self.descended = self.arrived = _BEFORE_ALL
 
 
 class CallMessage(SimMessage):
@@ -88,13 +104,14 @@ class Network:
         held_s: HeldSeconds | None = None,
     ) -> None:
         self.num_messages = 0
-        self._scheduler = scheduler
+        self._scheduler, self._at = scheduler, scheduler.at
         self._machine = machine
         self._num_places = len(hosts)
         self._random = random
         self._draw = random.random  # which decides between events of one time
         self._max_delay_s = max_delay_s
         self._held_s = held_s
+        self._is_disturbed = held_s is not None or max_delay_s > 0.0
         self._hosts = list(hosts)
         self._racks = [machine.rack(host) for host in hosts]
         self._num_hosts = max(hosts) + 1
@@ -106,11 +123,8 @@ class Network:
         self._receiving_until_s = self._sending_until_s if shared else [0.0] * num_ports
         self._sent_s = [0.0] * num_ports  # how long each was occupied so far
         self._received_s = self._sent_s if shared else [0.0] * num_ports
-        self._routes: dict[int, _Route] = {}
-        self._last_climbed: dict[int, Moment] = {}
-        self._last_descended: dict[int, Moment] = {}
-        self._last_reached: dict[int, Moment] = {}
-        self._last_arrived: dict[int, Moment] = {}
+        self._lanes: dict[int, Lane] = {}
+        self.is_logged = is_logged
         self._log = hashlib.sha256() if is_logged else None
 
     def event_hash(self) -> str:
@@ -118,8 +132,8 @@ class Network:
         return "" if self._log is None else self._log.hexdigest()
 
     def end(self) -> None:
-        """Forget the routes, which refer back here."""
-        self._routes.clear()
+        """Forget the lanes, which refer back here."""
+        self._lanes.clear()
 
     def use(self) -> PortUse:
         """How long each port was occupied so far."""
@@ -135,43 +149,52 @@ class Network:
 
     def send(self, message: SimMessage) -> None:
         """Put it on its way now."""
-        pair = message.source * self._num_places + message.destination
-        route = self._routes.get(pair)
-        if route is None:
-            route = self._routes[pair] = self._route(message.source, message.destination)
-        link, sending_port, message.receiving_port, function = route
-        begin_s = self._scheduler.now_s
-        if sending_port is not None:
-            message.occupied_s = occupied_s = link.occupied_s(message.num_bytes)
-            if self._is_limited:
-                begin_s = _occupied(self._sending_until_s, self._sent_s, sending_port, begin_s, occupied_s)
-        begin_s += link.latency_s
-        if self._held_s is not None:
-            begin_s += self._held_s(message.source, message.destination, self._scheduler.now_s)
-        if self._max_delay_s:
-            begin_s += self._delay_s()
-        moment = self._in_order(message, begin_s, self._last_reached)
-        if moment[0] < math.inf:
-            self._scheduler.at(moment, function, message)
+        self.send_along(self.lane(message.source, message.destination), message)
 
-    def _route(self, source: int, destination: int) -> "_Route":
+    def lane(self, source: int, destination: int) -> Lane:
+        """The way from one place to another."""
+        pair = source * self._num_places + destination
+        found = self._lanes.get(pair)
+        if found is None:
+            found = self._lanes[pair] = self._lane(source, destination)
+        return found
+
+    def send_along(self, lane: Lane, message: SimMessage) -> None:
+        """The same, on the way of its source and destination."""
+        link, port = lane.link, lane.sending_port
+        message.lane, message.receiving_port = lane, lane.receiving_port
+        begin_s = self._scheduler.now_s
+        if port is not None:
+            message.occupied_s = occupied_s = link.overhead_s + message.num_bytes / link.bandwidth_bytes_per_s
+            if self._is_limited:
+                begin_s = _occupied(self._sending_until_s, self._sent_s, port, begin_s, occupied_s)
+        begin_s += link.latency_s
+        if self._is_disturbed:
+            begin_s = self._disturbed_s(begin_s, message)
+        moment = (begin_s, self._draw())
+        lane.reached = moment = max(moment, lane.reached)
+        if moment[0] < math.inf:
+            self._at(moment, lane.first, message)
+
+    def _lane(self, source: int, destination: int) -> Lane:
         source_host, destination_host = self._hosts[source], self._hosts[destination]
         is_inside = source_host == destination_host
         link = self._machine.host_link if is_inside else self._machine.link
         to_other_rack = not is_inside and self._racks[source] != self._racks[destination]
         if link.is_instant:
-            return link, None, 0, self._climb if to_other_rack else self._arrive
+            return Lane(link, None, 0, self._climb if to_other_rack else self._arrive)
         ports = (source, destination)
         if not is_inside:
             ports = (self._num_places + source_host, self._num_places + destination_host)
-        return link, *ports, self._climb if to_other_rack else self._reach
+        return Lane(link, *ports, self._climb if to_other_rack else self._reach)
 
     def _climb(self, message: SimMessage) -> None:
         """The first byte is at the uplink of the sender's rack."""
         uplink, port = self._uplink, self._num_places + self._num_hosts + self._racks[message.source]
         occupied_s = uplink.occupied_s(message.num_bytes)
         begin_s = _occupied(self._sending_until_s, self._sent_s, port, self._scheduler.now_s, occupied_s)
-        moment = self._in_order(message, begin_s + uplink.latency_s, self._last_climbed)
+        lane = message.lane
+        lane.climbed = moment = self._in_order(begin_s + uplink.latency_s, lane.climbed)
         self._scheduler.at(moment, self._descend, message)
 
     def _descend(self, message: SimMessage) -> None:
@@ -181,7 +204,8 @@ class Network:
         begin_s = _occupied(self._receiving_until_s, self._received_s, port, self._scheduler.now_s, occupied_s)
         message.occupied_s = max(message.occupied_s, occupied_s)
         message.receiving_port = self._num_places + self._hosts[message.destination]
-        moment = self._in_order(message, begin_s, self._last_descended)
+        lane = message.lane
+        lane.descended = moment = self._in_order(begin_s, lane.descended)
         self._scheduler.at(moment, self._reach, message)
 
     @property
@@ -195,8 +219,9 @@ class Network:
         if self._is_limited:
             port, occupied_s = message.receiving_port, message.occupied_s
             begin_s = _occupied(self._receiving_until_s, self._received_s, port, begin_s, occupied_s)
-        moment = self._in_order(message, begin_s + message.occupied_s, self._last_arrived)
-        self._scheduler.at(moment, self._arrive, message)
+        lane, moment = message.lane, (begin_s + message.occupied_s, self._draw())
+        lane.arrived = moment = max(moment, lane.arrived)
+        self._at(moment, self._arrive, message)
 
     def _arrive(self, message: SimMessage) -> None:
         self.num_messages += 1
@@ -205,19 +230,18 @@ class Network:
             self._log.update(_LOGGED.pack(now_s, message.source, message.destination, message.num_bytes, *content))
         message.arrive()
 
-    def _delay_s(self) -> float:
-        """Mostly short, now and then long: only then do messages overtake several others."""
-        return self._max_delay_s * float(self._random.random()) ** 3
+    def _disturbed_s(self, begin_s: float, message: SimMessage) -> float:
+        """The moment with faults, and with a delay: mostly short, now and then long. Messages overtake others then."""
+        if self._held_s is not None:
+            begin_s += self._held_s(message.source, message.destination, self._scheduler.now_s)
+        if self._max_delay_s:
+            begin_s += self._max_delay_s * float(self._random.random()) ** 3
+        return begin_s
 
-    def _in_order(self, message: SimMessage, time_s: float, last: dict[int, Moment]) -> Moment:
-        """Its time of arrival, after the sender's earlier messages to the same rank."""
-        pair = message.source * self._num_places + message.destination
+    def _in_order(self, time_s: float, before: Moment) -> Moment:
+        """The moment of a message, after that of the one before it on its way."""
         moment = (time_s, self._draw())
-        before = last.get(pair)
-        if before is not None and before > moment:
-            moment = before
-        last[pair] = moment
-        return moment
+        return before if before > moment else moment
 
 
 def _occupied(until_s: list[float], busy_s: list[float], port: int, from_s: float, occupied_s: float) -> float:
@@ -227,3 +251,26 @@ def _occupied(until_s: list[float], busy_s: list[float], port: int, from_s: floa
     until_s[port] = begin_s + occupied_s
     busy_s[port] += occupied_s
     return begin_s
+
+
+class Fabric:
+    """The state that all ranks share; without `races` nothing is checked.
+
+    An array of numbers that a net has (float32, and bytes that stand for them) counts `magnification` times its bytes.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, network: Network, races: RaceFinder | None, magnification: float = 1.0
+    ) -> None:
+        self.scheduler = scheduler
+        self.network = network
+        self.races = races
+        self._magnification = magnification
+
+    def num_bytes(self, array: Array) -> int:
+        """The bytes that the array counts; words of a protocol always count as they are."""
+        return array.nbytes if array.dtype.char in _WORDS else self.counted(array.nbytes)
+
+    def counted(self, num_bytes: int) -> int:
+        """The bytes as which those of such an array count."""
+        return num_bytes if self._magnification == 1.0 else round(num_bytes * self._magnification)

@@ -95,6 +95,10 @@ class Scheduler:
         """Call function(argument) at `moment`; among equal moments the first asked for comes first."""
         heappush(self._heap, (*moment, self._next_number(), function, argument))
 
+    def after(self, seconds: float, function: Callable[[Any], None]) -> None:
+        """Call function(None) when that much time has passed."""
+        heappush(self._heap, (self.now_s + seconds, self._draw(), self._next_number(), function, None))
+
     def run(self, tasks: Sequence[Task]) -> None:
         """Start all tasks at the time zero and return when all have ended.
 

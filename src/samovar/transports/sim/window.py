@@ -11,35 +11,13 @@ import numpy.typing as npt
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, Notification
-from samovar.transports.sim.network import CallMessage, Network, SimMessage
-from samovar.transports.sim.races import AccessLog, RaceFinder, VectorClock
-from samovar.transports.sim.scheduler import Scheduler, Task, virtual_s
+from samovar.transports.sim.network import CallMessage, Fabric, SimMessage
+from samovar.transports.sim.races import AccessLog, VectorClock
+from samovar.transports.sim.scheduler import Task, virtual_s
 from samovar.transports.sim.servers import SentRequests, ServerRequest
 
 _WORD_BYTES = 8
-_WORDS = frozenset("lLqQd")  # of 64 bits
 _Answer = TypeVar("_Answer")
-
-
-class Fabric:
-    """The state that all ranks share; without `races` nothing is checked.
-
-    An array of numbers that a net has (float32, and bytes that stand for them) counts `magnification` times its bytes.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, network: Network, races: RaceFinder | None, magnification: float = 1.0
-    ) -> None:
-        self.scheduler = scheduler
-        self.network = network
-        self.races = races
-        self._magnification = magnification
-
-    def num_bytes(self, array: Array) -> int:
-        """The bytes that the array counts; words of a protocol always count as they are."""
-        if self._magnification == 1.0 or array.dtype.char in _WORDS:
-            return array.nbytes
-        return round(array.nbytes * self._magnification)
 
 
 class SimPort:
@@ -229,9 +207,10 @@ class SimWindow:
         self.slots = [0] * num_slots
         self.parts: list[SimWindow] = []
         self._port = port
-        self._rank = port.rank
+        self.rank = port.rank
         self._fabric = port.fabric
         self.is_real = is_real
+        self.heed: Callable[[int], None] | None = None  # takes all notifications, and no task waits
         self._memory = local.data
         self._clocks: dict[int, VectorClock] = {}  # slot -> what the sender of its value knew
         self._word_clocks: dict[int, VectorClock] = {}
@@ -243,12 +222,12 @@ class SimWindow:
         part = self._part(peer, offset, source.nbytes)
         if self._fabric.races is not None:
             self._port.note(source, writes=False, verb="put (its source)")
-            part.note(self._rank, offset, source.nbytes, writes=True, verb="put")
+            part.note(self.rank, offset, source.nbytes, writes=True, verb="put")
         data = source.tobytes() if self.is_real else b""
         if part is self:
             part.store(offset, data)
         else:
-            message = PutMessage(self._rank, part._rank, self._fabric.num_bytes(source))
+            message = PutMessage(self.rank, part.rank, self._fabric.num_bytes(source))
             message.target, message.offset, message.data = part, offset, data
             self._port.bytes_sent += message.num_bytes
             self._fabric.network.send(message)
@@ -262,14 +241,14 @@ class SimWindow:
         if not 0 <= slot < len(part.slots):
             raise IndexError(f"no such slot: rank {peer}, slot {slot} of {len(part.slots)} in window {self.name!r}")
         races = self._fabric.races
-        clock = races.release(self._rank) if races is not None else None
+        clock = races.release(self.rank) if races is not None else None
         if part is self:
             part.notice(slot, notification.value, clock)
             return
         message = self._port.last_put
         self._port.last_put = None
-        if message is None or message.destination != part._rank:
-            message = PutMessage(self._rank, part._rank, 0)
+        if message is None or message.destination != part.rank:
+            message = PutMessage(self.rank, part.rank, 0)
             self._fabric.network.send(message)
         message.notified, message.slot, message.value, message.clock = part, slot, notification.value, clock
 
@@ -279,7 +258,7 @@ class SimWindow:
             awaited = Awaited(self, range(slot, slot + 1), at_least, peer)
             if not self._port.wait(awaited, virtual_s(deadline)):
                 raise DeadlineExceeded(
-                    f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self.name!r} before "
+                    f"rank {self.rank}: rank {peer} did not notify slot {slot} of window {self.name!r} before "
                     f"{deadline.at_s:.6f} s of virtual time"
                 )
         if self._fabric.races is not None:
@@ -293,7 +272,7 @@ class SimWindow:
             fired = self._fired(slots)
         if fired is None:
             raise DeadlineExceeded(
-                f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "
+                f"rank {self.rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "
                 f"{self.name!r} before {deadline.at_s:.6f} s of virtual time"
             )
         self._acquire(fired)
@@ -303,7 +282,7 @@ class SimWindow:
     def get(self, peer: int, offset: int, destination: Array) -> None:
         """A question and its answer: reads when the question arrives, returns when the answer does."""
         part = self._part(peer, offset, destination.nbytes)
-        part.note(self._rank, offset, destination.nbytes, writes=False, verb="get")
+        part.note(self.rank, offset, destination.nbytes, writes=False, verb="get")
         self._port.note(destination, writes=True, verb="get (its destination)")
         num_bytes = self._fabric.num_bytes(destination)
         data = self._ask(peer, num_bytes, lambda: part.loaded(offset, destination.nbytes))
@@ -329,7 +308,10 @@ class SimWindow:
         self.slots[slot] = value
         if clock is not None:
             self._clocks[slot] = clock
-        self._port.notified(self, slot, value)
+        if self.heed is not None:
+            self.heed(slot)
+        else:
+            self._port.notified(self, slot, value)
 
     def note(self, rank: int, offset: int, num_bytes: int, writes: bool, verb: str) -> None:
         """Tell the race finder that `rank` touches these bytes of this part."""
@@ -342,7 +324,7 @@ class SimWindow:
     def _acquire(self, slot: int) -> None:
         races = self._fabric.races
         if races is not None and slot in self._clocks:
-            races.acquire(self._rank, self._clocks[slot])
+            races.acquire(self.rank, self._clocks[slot])
 
     def _fired(self, slots: range) -> int | None:
         return next((slot for slot in slots if self.slots[slot] != 0), None)
@@ -359,7 +341,7 @@ class SimWindow:
         if offset % _WORD_BYTES != 0:
             raise ValueError(f"an atomic needs an offset divisible by {_WORD_BYTES}, got {offset}")
         races = self._fabric.races
-        clock = races.release(self._rank) if races is not None else None
+        clock = races.release(self.rank) if races is not None else None
 
         def change() -> tuple[bytes, VectorClock | None]:
             old = part.loaded(offset, _WORD_BYTES)
@@ -368,7 +350,7 @@ class SimWindow:
 
         old, known = self._ask(peer, _WORD_BYTES, change)
         if races is not None and known is not None:
-            races.acquire(self._rank, known)
+            races.acquire(self.rank, known)
         return int.from_bytes(old, "little")
 
     def meet(self, offset: int, clock: VectorClock | None) -> VectorClock | None:
@@ -381,15 +363,15 @@ class SimWindow:
 
     def _ask(self, peer: int, num_bytes: int, answer: Callable[[], _Answer]) -> _Answer:
         """The result of answer() at the peer; its own memory answers at once."""
-        if (other := self.parts[peer]._rank) == self._rank:
+        if (other := self.parts[peer].rank) == self.rank:
             return answer()
         network, task, answers = self._fabric.network, self._port.task, list[_Answer]()
 
         def asked() -> None:
             answers.append(answer())
-            network.send(CallMessage(other, self._rank, num_bytes, task.resume))
+            network.send(CallMessage(other, self.rank, num_bytes, task.resume))
 
-        network.send(CallMessage(self._rank, other, 0, asked))
+        network.send(CallMessage(self.rank, other, 0, asked))
         self._port.block(f"the answer of rank {peer} about window {self.name!r}")
         return answers[0]
 

@@ -1,7 +1,9 @@
 """Runs a program on every rank of a simulated machine; each rank gets a `SimTransport`."""
 
+import gc
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -12,18 +14,19 @@ import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import Deadline
-from samovar.core.errors import SamovarError
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
-from samovar.transports.base import Array, Pending
-from samovar.transports.sim.network import HeldSeconds, Network, PortUse
+from samovar.transports.base import Array, Pending, Window
+from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, SimMessage
 from samovar.transports.sim.races import RaceFinder
-from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline
+from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline, virtual_s
 from samovar.transports.sim.servers import ServerRequest
-from samovar.transports.sim.window import Fabric, SimPort, SimWindow
+from samovar.transports.sim.window import SimPort, SimWindow
 
 _Result = TypeVar("_Result")
 _ALIGNMENT_BYTES = 64
+_MANY_OBJECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Windows:
     def end(self) -> None:
         """Forget what refers back here, at the end of all: memory comes free without a search for such cycles."""
         for opened in self._opened:
+            for part in opened.parts:
+                part.heed = None
             opened.parts.clear()
         for port in self._ports:
             port.windows.clear()
@@ -114,6 +119,52 @@ class Windows:
         for part in parts:
             part.parts = parts
         return WindowParts(name, num_bytes, num_slots, parts)
+
+
+class _CountedMessage(SimMessage):
+    """Bytes, and a notification for the part of a peer."""
+
+    __slots__ = ("_part", "_slot", "_value")
+
+    def __init__(self, ranks: tuple[int, int], num_bytes: int, part: SimWindow, slot: int, value: int) -> None:
+        self.source, self.destination = ranks
+        self.num_bytes, self.occupied_s = num_bytes, 0.0
+        self._part, self._slot, self._value = part, slot, value
+
+    def arrive(self) -> None:
+        self._part.notice(self._slot, self._value, None)
+
+
+class CountedPart:
+    """One rank's part of a window without data. See `samovar.transports.base.CountedPart`."""
+
+    def __init__(self, port: SimPort, window: SimWindow, machine: MachineModel, heed: Callable[[int], None]) -> None:
+        self.slots = window.slots
+        self.after, self.counted_bytes = port.fabric.scheduler.after, port.fabric.counted
+        self.reduce_s: Callable[[int], float] = partial(machine.reduce_s, port.rank)
+        self._port, self._window = port, window
+        self._peers: dict[int, tuple[Lane, SimWindow, tuple[int, int]]] = {}
+        self._task: Task | None = None
+        window.heed = heed
+
+    def put(self, peer: int, num_bytes: int, slot: int, value: int) -> None:
+        if peer not in self._peers:
+            part, rank = self._window.parts[peer], self._port.rank
+            self._peers[peer] = self._port.fabric.network.lane(rank, part.rank), part, (rank, part.rank)
+        lane, part, ranks = self._peers[peer]
+        self._port.bytes_sent += num_bytes
+        self._port.fabric.network.send_along(lane, _CountedMessage(ranks, num_bytes, part, slot, value))
+
+    def wait_for_end(self, what: object, deadline: Deadline) -> None:
+        self._task = self._port.task
+        has_ended = self._port.block(what, virtual_s(deadline))
+        self._task = None
+        if not has_ended:
+            raise DeadlineExceeded(f"rank {self._port.rank}: {what} did not come before {deadline.at_s:.6f} s")
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._port.fabric.scheduler.wake(self._task)
 
 
 class SimTransport:
@@ -170,6 +221,16 @@ class SimTransport:
         windows = (self._port.find(array)[0] for array in (*writes, *reads))
         if all(window is None or window.is_real for window in windows):
             what()
+
+    def counts(self, window: Window) -> bool:
+        """See `CountingTransport`. Not if accesses or events are noted."""
+        is_noted = self._port.fabric.races is not None or self._port.fabric.network.is_logged
+        return not is_noted and isinstance(window, SimWindow) and not window.is_real
+
+    def counted_part(self, window: Window, heed: Callable[[int], None]) -> CountedPart:
+        """See `CountingTransport`."""
+        assert isinstance(window, SimWindow)
+        return CountedPart(self._port, window, self._machine, heed)
 
     def among(self, name: Hashable, ranks: Sequence[int]) -> "SimTransport":
         """This rank's access to the memory of a part of the ranks. All that belong to it call this with one `name`."""
@@ -248,6 +309,50 @@ def simulate(
         bytes_sent=tuple(port.bytes_sent for port in ports),
         event_hash=network.event_hash(),
     )
+
+
+def simulated(
+    program: Callable[[SimTransport], _Result],
+    num_workers: int,
+    machine: MachineModel,
+    magnification: float,
+    server_hosts: tuple[int, ...] = (),
+    learning_seed: int | None = None,
+) -> SimRun[_Result]:
+    """Run the program on each worker, for a prediction: only times and bytes count. Nothing is checked or logged.
+
+    Windows hold no bytes, except if something is learned with a seed.
+    """
+    config = SimConfig(
+        seed=learning_seed or 0,
+        machine=machine,
+        check=False,
+        counted_above_bytes=0 if learning_seed is None else math.inf,
+        magnification=magnification,
+        server_hosts=server_hosts,
+        is_logged=False,
+    )
+    with _collected_once():
+        return simulate(program, num_workers, config)
+
+
+@contextmanager
+def _collected_once() -> Iterator[None]:
+    """Collect only what the block made, at its end, and only if that is much: it takes a fourth of the time then.
+
+    The cycle collector would look through everything again and again. A simulation that ends well leaves no cycles.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if gc.get_count()[0] > _MANY_OBJECTS:
+            gc.collect()
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _zeros(num_bytes: int) -> npt.NDArray[np.uint8]:
