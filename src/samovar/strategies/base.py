@@ -1,6 +1,7 @@
 """The interface between a worker's step and a strategy, and the declaration of a strategy."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -18,6 +19,9 @@ from samovar.transports.base import Array, Region
 
 # update(bucket, gradient_scale): one solver step on the bucket, with gradient_scale * (its gradient).
 Update: TypeAlias = Callable[[Bucket, float], None]
+
+# on_host(): a context in which weights on a device are in the strategy's buffer, where it may change them.
+OnHost: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 # Buckets, and by what their summed gradients are to be multiplied, as the sums are ready.
 Reduced: TypeAlias = Iterator[tuple[Bucket, float]]
@@ -153,11 +157,16 @@ class Strategy:
     def updated(self, step: int, /) -> None:
         """After all updates of the step: exchange weights, if it is due."""
 
-    def finish_step(self, step: int, /, update: Update) -> None:
+    def finish_step(self, step: int, /, update: Update, on_host: OnHost = nullcontext) -> None:
         """Run both halves, with `update` between them."""
         for bucket, gradient_scale in self.reduced(step):
             update(bucket, gradient_scale)
-        self.updated(step)
+        self.end_step(step, on_host)
+
+    def end_step(self, step: int, /, on_host: OnHost) -> None:
+        """Run `updated`, inside `on_host()` if it uses the weights."""
+        with on_host() if self.uses_weights_after(step) else nullcontext():
+            self.updated(step)
 
     def exchanges_at(self, _step: int, /) -> bool:
         """Whether the step waits for other ranks: the same on all ranks."""
