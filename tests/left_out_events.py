@@ -12,14 +12,16 @@ def copies_early(buffer: StagedBuffer, to: torch.Tensor, source: torch.Tensor) -
         to.copy_(source, non_blocking=True)
 
 
-def store_goes_on(buffer: StagedBuffer) -> None:
+def store_goes_on(buffer: StagedBuffer, start: int = 0, stop: int | None = None) -> None:
     """The host does not wait for the copy that it reads."""
-    buffer._copy(buffer.host.tensor_N, buffer._near)
+    if buffer.is_apart:
+        buffer._copy(buffer.host.tensor_N[start:stop], buffer._near[start:stop])
 
 
-def fetch_goes_on(buffer: StagedBuffer) -> None:
+def fetch_goes_on(buffer: StagedBuffer, start: int = 0, stop: int | None = None) -> None:
     """Later work does not wait for the weights that it reads."""
-    buffer._copy(buffer._near, buffer.host.tensor_N)
+    if buffer.is_apart:
+        buffer._copy(buffer._near[start:stop], buffer.host.tensor_N[start:stop])
 
 
 # By what is left out: the method of StagedBuffer, and the mistake in its place.
