@@ -22,13 +22,12 @@ from samovar.frontends.caffe.net import build_net
 from samovar.model.model import Model, layout_of
 from samovar.solver.flat import build_solver, num_histories
 from samovar.solver.policy import PolicyConfig, SolverConfig
-from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.training.build import _begin as begin_strategy
 from samovar.training.evaluated import EvaluatedWeights
 from samovar.training.finite import FiniteCheck
-from samovar.training.memory import RankMemory, open_memory
+from samovar.training.memory import RankMemory, make_strategy, open_memory
 from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Worker
 from samovar.transports.base import Region, Transport
@@ -118,10 +117,8 @@ class Rank:
             center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
             closing.callback(center.close)
             seat = CenterSeat(center, rank == 0)
-        self.on_host = memory.on_host
         with memory.on_host():
-            made = (collectives, buckets, memory.of_strategy, deadline)
-            self.strategy = build_strategy(setting.strategy, *made, seat)
+            self.strategy = make_strategy(setting.strategy, collectives, buckets, memory, None, deadline, seat)
             begin_strategy(self.strategy, None, center_of_run, pulls=memory.exchanged is not None)
         statistics = [info.name for info in infos if info.is_statistic]
         self.evaluated: Any = EvaluatedWeights(self.strategy, weights, statistics, host, deadline)
@@ -131,8 +128,7 @@ class Rank:
         self.finite = FiniteCheck(weights, self.strategy, self.solver, rank)
         parts = Parts(setting.num_parts, world_size, setting.num_parts)
         self.batches = batches(rank, world_size)
-        stream: Any = self
-        self.worker = Worker(self.model, self.solver, self.strategy, stream, parts, 50.0, None, memory.on_host)
+        self.worker = Worker(self.model, self.solver, self.strategy, self, parts, 50.0)  # type: ignore[arg-type]
 
     def next(self, _deadline: Deadline) -> Batch:
         return next(self.batches)

@@ -89,9 +89,7 @@ def trained(path: Path, setting: Setting, num_steps: int, seed: int, spoil: int,
     return seen
 
 
-def run_center(
-    setting: Setting, layout: Layout, num_steps: int, transport: Transport, closing: ExitStack
-) -> RunCenter:
+def run_center(setting: Setting, layout: Layout, num_steps: int, transport: Transport, closing: ExitStack) -> RunCenter:
     descriptors = BoxDescriptors(create_board(1), create_empty())
     for descriptor in (descriptors.board, descriptors.center):
         closing.callback(os.close, descriptor)
@@ -115,7 +113,7 @@ def at_own_speed(parts: Rank, seen: SeenAtACenter, num_steps: int, center: RunCe
 
     run = Run(center.table, center.headcount, num_steps, seen, 50.0)
     assert isinstance(parts.strategy, CenterSteps)
-    made = (parts.strategy, parts.finite, LiveOrder(), parts.evaluated, center.lock_wait_s, parts.on_host)
+    made = (parts.strategy, parts.finite, LiveOrder(), parts.evaluated, center.lock_wait_s)
     return AsyncPace(run, AsyncParts(*made), master, lambda _steps_done: Requests(), lambda *own: own, 0)
 
 

@@ -19,7 +19,7 @@ from samovar.report.steps import StepDone
 from samovar.report.time_spent import Arrival, StragglerWatch
 from samovar.solver.flat import build_solver
 from samovar.solver.policy import PolicyConfig, SolverConfig
-from samovar.strategies.base import OnHost, Strategy, Update
+from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.training.finite import FiniteCheck
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
@@ -80,9 +80,9 @@ def tell_arrivals(strategy: Strategy, arrived: threading.Semaphore) -> None:
     """From now on each exchange of this rank's is counted in `arrived` when it begins."""
     finish_step = strategy.finish_step
 
-    def finish_counted(step: int, update: Update, on_host: OnHost) -> None:
+    def finish_counted(step: int, update: Update) -> None:
         arrived.release()
-        finish_step(step, update, on_host)
+        finish_step(step, update)
 
     strategy.finish_step = finish_counted  # type: ignore[method-assign]
 

@@ -284,6 +284,7 @@ class WeightExchange:
         buffers = Buffers(region, region.part(0, 0))
         made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
         self._strategy = build_strategy(*made, center)
+        self._strategy.on_host = self._weights.in_buffer
         self._announced = -1
         if center is None:
             self._strategy.begin_step(0)
@@ -317,7 +318,7 @@ class WeightExchange:
 
     def _finish(self, step: int, apply: Apply) -> None:
         apply()
-        self._strategy.end_step(step, self._weights.in_buffer)
+        self._strategy.end_step(step)
         self._strategy.begin_step(step + 1)
 
     def evaluated(self) -> AbstractContextManager[None]:

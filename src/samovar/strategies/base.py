@@ -20,9 +20,6 @@ from samovar.transports.base import Array, Region
 # update(bucket, gradient_scale): one solver step on the bucket, with gradient_scale * (its gradient).
 Update: TypeAlias = Callable[[Bucket, float], None]
 
-# on_host(): a context in which weights on a device are in the strategy's buffer, where it may change them.
-OnHost: TypeAlias = Callable[[], AbstractContextManager[None]]
-
 # Buckets, and by what their summed gradients are to be multiplied, as the sums are ready.
 Reduced: TypeAlias = Iterator[tuple[Bucket, float]]
 
@@ -95,6 +92,8 @@ class Strategy:
     traits: ClassVar[Traits] = Traits()
     # What ranks tell each other: gradients before the update, or weights after it.
     exchanges: ClassVar[Exchanged] = "gradients"
+    # A context in which weights on a device are in the strategy's buffer of the host, and may be changed there.
+    on_host: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def of(cls, place: Place) -> "Strategy":
@@ -157,15 +156,15 @@ class Strategy:
     def updated(self, step: int, /) -> None:
         """After all updates of the step: exchange weights, if it is due."""
 
-    def finish_step(self, step: int, /, update: Update, on_host: OnHost = nullcontext) -> None:
+    def finish_step(self, step: int, /, update: Update) -> None:
         """Run both halves, with `update` between them."""
         for bucket, gradient_scale in self.reduced(step):
             update(bucket, gradient_scale)
-        self.end_step(step, on_host)
+        self.end_step(step)
 
-    def end_step(self, step: int, /, on_host: OnHost) -> None:
-        """Run `updated`, inside `on_host()` if it uses the weights."""
-        with on_host() if self.uses_weights_after(step) else nullcontext():
+    def end_step(self, step: int, /) -> None:
+        """Run `updated`, with the weights `on_host` if it uses them."""
+        with self.on_host() if self.uses_weights_after(step) else nullcontext():
             self.updated(step)
 
     def exchanges_at(self, _step: int, /) -> bool:

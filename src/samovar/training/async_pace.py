@@ -11,7 +11,6 @@ from samovar.core.clock import Deadline, Pace
 from samovar.membership.members import Headcount
 from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.report.steps import StepDone, StepTimes
-from samovar.strategies.base import OnHost
 from samovar.strategies.center_steps import CenterSteps
 from samovar.training.async_order import Order
 from samovar.training.evaluated import CenterWeights
@@ -128,7 +127,7 @@ class Master:
 class AsyncParts:
     """The parts of a worker, and the center in the place of its weights.
 
-    `lock_wait_s()` gives the seconds that it has lost to others at the center. The strategy finds weights `on_host`.
+    `lock_wait_s()` gives the seconds that it has lost to others at the center.
     """
 
     strategy: CenterSteps
@@ -136,7 +135,6 @@ class AsyncParts:
     order: Order
     evaluated: CenterWeights
     lock_wait_s: Callable[[], float]
-    on_host: OnHost
 
 
 class AsyncPace:
@@ -217,7 +215,7 @@ class AsyncPace:
         """The result, on the master. Its own weights may have failed, as long as another worker's did not."""
         parts, table = self._parts, self._table
         self._take_losses(waits=True)
-        with parts.on_host():
+        with parts.strategy.on_host():
             parts.evaluated.publish_statistics()
             parts.strategy.drain()
         parts.order.end()

@@ -28,7 +28,7 @@ from samovar.model.half import precision_warnings
 from samovar.model.model import Model
 from samovar.report.steps import Laps
 from samovar.solver.flat import Multipliers, Solver, build_solver
-from samovar.strategies.base import OnHost, Strategy
+from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import Factoring
@@ -73,7 +73,6 @@ class Learner:
     notices: tuple[str, ...]
     factoring: Factoring
     exchanged: Collectives
-    on_host: OnHost
 
     @contextlib.contextmanager
     def with_evaluated_weights(self) -> Iterator[None]:
@@ -144,7 +143,7 @@ def build_learner(
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     notices = (*notices, *fallback, *of_momentum, *cut_notices(config, sharing, buckets))
     made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
-    return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged, memory.on_host)
+    return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged)
 
 
 def _connected(connect_near: ConnectNear | None, collectives: PlannedCollectives, name: str) -> tuple[Collectives, str]:
@@ -244,8 +243,7 @@ def _load_start(start: ResumePoint | None, model: Model, solver: Solver, config:
 def build_worker(
     learner: Learner, stream: BatchStream, config: RunConfig, updates: Updates, laps: Laps | None
 ) -> Worker:
-    parts, on_host = learner.parts, learner.on_host
-    return Worker(learner.model, updates, learner.strategy, stream, parts, config.timeout_s, laps, on_host)
+    return Worker(learner.model, updates, learner.strategy, stream, learner.parts, config.timeout_s, laps)
 
 
 def build_evaluation(

@@ -204,7 +204,9 @@ def make_strategy(
     if slices is not None:
         assert isinstance(collectives, PlannedCollectives), collectives
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
-    return build_strategy(strategy, collectives, buckets, memory.of_strategy, deadline, seat, callback, factoring)
+    made = build_strategy(strategy, collectives, buckets, memory.of_strategy, deadline, seat, callback, factoring)
+    made.on_host = memory.on_host
+    return made
 
 
 def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices: Slices | None, rank: int) -> Parts:

@@ -1,7 +1,6 @@
 """The step of one worker."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -15,7 +14,7 @@ from samovar.frontends.torch.late import LateCopy
 from samovar.model.half import NetOutput
 from samovar.model.model import Model
 from samovar.report.steps import Laps, StepTimes
-from samovar.strategies.base import OnHost, Strategy
+from samovar.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Parts:
 class Worker:
     """A worker's steps on the batches of `stream`: forward, backward, exchange, update.
 
-    The strategy finds the weights of a device `on_host`. `times` are those of the last step, taken by `laps`.
+    `times` are those of the last step, taken by `laps`.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class Worker:
         parts: Parts,
         timeout_s: float,
         laps: Laps | None = None,
-        on_host: OnHost = nullcontext,
     ) -> None:
         self._model = model
         self._solver = solver
@@ -97,7 +95,6 @@ class Worker:
         self._parts = parts
         self._timeout_s = timeout_s
         self._laps = Laps() if laps is None else laps
-        self._on_host = on_host
         self.times = StepTimes()
 
     def step(self, step: int, rate_step: int | None = None) -> StepLoss:
@@ -125,8 +122,7 @@ class Worker:
             laps.lap("backward_s")
             losses.append((loss, batch.num_samples))
         laps.arrive()
-        update = partial(self._update, step if rate_step is None else rate_step)
-        self._strategy.finish_step(step, update, self._on_host)
+        self._strategy.finish_step(step, update=partial(self._update, step if rate_step is None else rate_step))
         laps.lap("exchange_s")
         self.times = laps.times()
         return StepLoss.of(losses)

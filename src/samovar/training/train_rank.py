@@ -143,8 +143,7 @@ class TrainRank:
         self._run = Run(
             center.table, center.headcount, self._schedule.num_steps, PipeVoice(self._context), config.timeout_s
         )
-        made = (learner.strategy, learner.finite, self._order, learner.evaluated)
-        parts = AsyncParts(*made, center.lock_wait_s, learner.on_host)
+        parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, center.lock_wait_s)
         worker = self._worker(steps_done, center.order_index)
         return worker, AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done)
 
