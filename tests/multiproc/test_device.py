@@ -27,6 +27,29 @@ def test_ranks_connect_their_devices_and_keep_the_model_there(tmp_path: Path, di
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "workers"), [("round-robin-easgd", 2), ("async-sgd", 1), ("async-easgd", 1), ("shm-easgd", 1)]
+)
+def test_a_run_at_a_center_is_the_run_on_the_cpu(tmp_path: Path, digits: Path, name: str, workers: int) -> None:
+    solver = write_solver(write_net(tmp_path, digits), STEPS, snapshot=SAVED)
+    shape = ("--workers", workers, "--threads-per-worker", 1, "--sync-period", 3, "--strategy", name)
+    runs, resumed = {}, {}
+    for device in ("cpu", "cpu-staged", "cpu-near"):
+        out, later = tmp_path / device, tmp_path / "resumed" / device
+        words = ("train", "--solver", solver, *shape, "--device", device)
+        said = succeed(*words, "--out", out, folder=tmp_path).output
+        assert "copies the model" not in said
+        saved = out / "snapshots" / f"step_{SAVED:08}"
+        succeed(*words, "--snapshot", saved, "--out", later, folder=tmp_path)
+        runs[device], resumed[device] = (
+            {name: result_of(folder)[name] for name in COMPARED} for folder in (out, later)
+        )
+    assert runs["cpu-staged"] == runs["cpu-near"] == runs["cpu"]
+    assert resumed["cpu-staged"] == resumed["cpu-near"] == resumed["cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_run_on_a_device_is_the_run_on_the_cpu(tmp_path: Path, digits: Path) -> None:
     net = write_net(tmp_path, digits)
     solver = write_solver(net, STEPS, snapshot=SAVED)

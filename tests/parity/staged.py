@@ -1,6 +1,6 @@
 """Ranks that train a small net of all kinds of layers, a thread each, with the net's memory in one place or another."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
+from samovar.core.layout import Layout
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import load_net
@@ -21,13 +22,13 @@ from samovar.frontends.caffe.net import build_net
 from samovar.model.model import Model, layout_of
 from samovar.solver.flat import build_solver, num_histories
 from samovar.solver.policy import PolicyConfig, SolverConfig
-from samovar.strategies.base import Buffers
-from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
+from samovar.training.build import _begin as begin_strategy
 from samovar.training.evaluated import EvaluatedWeights
 from samovar.training.finite import FiniteCheck
-from samovar.training.memory import open_memory
+from samovar.training.memory import RankMemory, make_strategy, open_memory
+from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Worker
 from samovar.transports.base import Region, Transport
 from samovar.transports.torch_dist import NearCollectives
@@ -59,7 +60,7 @@ SOLVER = SolverConfig("SGD", PolicyConfig("fixed", 0.05), momentum=0.9, weight_d
 class Setting:
     """A strategy on so many ranks, each step of so many parts; `device` None: in shared memory itself.
 
-    With `meetings` the whole model is on the device, whose ranks exchange it there.
+    With `meetings` the whole model is on the device, whose ranks exchange it there, or at a center of the host.
     """
 
     strategy: StrategyConfig
@@ -74,7 +75,15 @@ class Setting:
 class Rank:
     """The parts of a rank of the command line, without its files."""
 
-    def __init__(self, path: Path, setting: Setting, transport: Transport, name: str, closing: ExitStack) -> None:
+    def __init__(
+        self,
+        path: Path,
+        setting: Setting,
+        transport: Transport,
+        name: str,
+        closing: ExitStack,
+        run_center: Callable[[Layout], RunCenter] | None = None,
+    ) -> None:
         rank, world_size = transport.group.rank, transport.group.world_size
         self.net = build_net(load_net(path), "TRAIN", {}, 1)
         self.net.place(setting.device)
@@ -83,31 +92,39 @@ class Rank:
         layout = layout_of(parameters)
         size = layout.num_elements
         collectives: Any = PlannedCollectives(transport, lambda _num_bytes: "direct")
-        host = collectives
+        host, at_center = collectives, setting.strategy.needs_center
         if setting.meetings is not None:
             assert setting.device is not None
-            memory = open_memory(transport, layout, None, setting.device)
-            rows = [memory.weights, memory.gradients]
-            collectives = NearCollectives(FakeNccl(setting.meetings, rank), host, setting.device)
+            memory = open_memory(transport, layout, None, setting.device, at_center=at_center)
+            if not at_center:
+                collectives = NearCollectives(FakeNccl(setting.meetings, rank), host, setting.device)
         else:
             kept = num_histories(SOLVER) if setting.strategy.divides_updates else 0
             window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
             rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
-        weights, gradients, *histories = [FlatBuffer(layout, row.array) for row in rows]
+            memory = RankMemory(rows[0], rows[1], rows[1], tuple(rows[2:]))
+        weights, gradients = FlatBuffer(layout, memory.weights.array), FlatBuffer(layout, memory.gradients.array)
+        histories = [FlatBuffer(layout, history.array) for history in memory.histories]
         buckets = layout.buckets(setting.strategy.bucket_size_bytes)
         self.model = Model(self.net, parameters, weights, gradients, buckets, setting.precision, setting.device)
         self.solver = build_solver(SOLVER, weights, gradients, {}, histories)
         deadline = partial(Deadline.after, 50.0)
-        seat = None
-        if setting.strategy.needs_center:
+        seat, center_of_run = None, None if run_center is None else run_center(layout)
+        if center_of_run is not None:
+            seat = center_of_run.seat()
+        elif at_center:
             locks, velocity = setting.strategy.traits.has_locks, setting.strategy.traits.has_velocity
             center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
             closing.callback(center.close)
             seat = CenterSeat(center, rank == 0)
-        buffers = Buffers(rows[0], rows[1], tuple(rows[2:]))
-        self.strategy = build_strategy(setting.strategy, collectives, buckets, buffers, deadline, seat)
+        with memory.on_host():
+            self.strategy = make_strategy(setting.strategy, collectives, buckets, memory, None, deadline, seat)
+            begin_strategy(self.strategy, None, center_of_run, pulls=memory.exchanged is not None)
         statistics = [info.name for info in infos if info.is_statistic]
-        self.evaluated = EvaluatedWeights(self.strategy, weights, statistics, host, deadline)
+        self.evaluated: Any = EvaluatedWeights(self.strategy, weights, statistics, host, deadline)
+        if center_of_run is not None:
+            last = weights if memory.exchanged is None else memory.exchanged.host
+            self.evaluated = center_of_run.evaluated(weights, last, statistics, deadline)
         self.finite = FiniteCheck(weights, self.strategy, self.solver, rank)
         parts = Parts(setting.num_parts, world_size, setting.num_parts)
         self.batches = batches(rank, world_size)

@@ -274,8 +274,8 @@ class WeightExchange:
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
-        if center is not None and device_of(parameters) is not None:
-            region = cast(Region, NearRegion(pinned(layout.num_elements)))  # no other rank reads it
+        if center is not None and (device := device_of(parameters)) is not None:
+            region = cast(Region, NearRegion(pinned(layout.num_elements, device)))  # no other rank reads it
         else:
             region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, layout, region.array)
@@ -285,6 +285,7 @@ class WeightExchange:
         made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
         told = TrialCallback(tell=partial(_tell, collectives.group.rank))
         self._strategy = build_strategy(*made, center, told)
+        self._strategy.on_host = self._weights.in_buffer
         self._announced = -1
         if center is None:
             self._strategy.begin_step(0)
@@ -318,9 +319,7 @@ class WeightExchange:
 
     def _finish(self, step: int, apply: Apply) -> None:
         apply()
-        uses = self._strategy.uses_weights_after(step)
-        with self._weights.in_buffer() if uses else nullcontext():
-            self._strategy.updated(step)
+        self._strategy.end_step(step)
         self._strategy.begin_step(step + 1)
 
     def evaluated(self) -> AbstractContextManager[None]:

@@ -1,7 +1,8 @@
 """One contiguous array that holds all parameters (or all gradients) of a model."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +123,7 @@ class StagedBuffer:
     Memory: N floats on the device. Cost: 4 bytes read and written for each element of a copy.
     """
 
-    def __init__(self, host: FlatTensor, device: torch.device | None = None) -> None:
+    def __init__(self, host: FlatBuffer, device: torch.device | None = None) -> None:
         self.host = host
         self.near: FlatTensor = host
         self.is_apart = device is not None
@@ -144,6 +145,13 @@ class StagedBuffer:
         if self.is_apart:
             self._copy(self.host.tensor_N[start:stop], self._near[start:stop])
             self.settle()
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """A context in which `host` is up to date, and changes of it change `near`. The host waits once."""
+        self.store()
+        yield
+        self.fetch()
 
     def settle(self) -> None:
         """Wait for the copies that are under way."""
@@ -171,6 +179,8 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return staged.copy_(tensor).to(device, non_blocking=True)
 
 
-def pinned(num_elements: int) -> npt.NDArray[np.float32]:
-    """Zeroed memory of the host that an accelerator copies from and to by itself."""
+def pinned(num_elements: int, device: torch.device) -> npt.NDArray[np.float32]:
+    """Zeroed memory of the host from and to which `device` copies by itself. The CPU copies from any."""
+    if device.type == "cpu":
+        return np.zeros(num_elements, np.float32)
     return torch.zeros(num_elements, dtype=torch.float32, pin_memory=True).numpy()

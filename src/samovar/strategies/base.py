@@ -1,6 +1,7 @@
 """The interface between a worker's step and a strategy, and the declaration of a strategy."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -91,6 +92,8 @@ class Strategy:
     traits: ClassVar[Traits] = Traits()
     # What ranks tell each other: gradients before the update, or weights after it.
     exchanges: ClassVar[Exchanged] = "gradients"
+    # A context in which weights on a device are in the strategy's buffer of the host, and may be changed there.
+    on_host: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def of(cls, place: Place) -> "Strategy":
@@ -157,7 +160,12 @@ class Strategy:
         """Run both halves, with `update` between them."""
         for bucket, gradient_scale in self.reduced(step):
             update(bucket, gradient_scale)
-        self.updated(step)
+        self.end_step(step)
+
+    def end_step(self, step: int, /) -> None:
+        """Run `updated`, with the weights `on_host` if it uses them."""
+        with self.on_host() if self.uses_weights_after(step) else nullcontext():
+            self.updated(step)
 
     def exchanges_at(self, _step: int, /) -> bool:
         """Whether the step waits for other ranks: the same on all ranks."""

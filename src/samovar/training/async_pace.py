@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -15,6 +16,7 @@ from samovar.training.async_order import Order
 from samovar.training.evaluated import CenterWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade
+from samovar.training.step import StepLoss
 
 # The master tests before any worker begins, and a test may take longer than an exchange.
 _START_PATIENCE = _END_PATIENCE = 10.0
@@ -89,7 +91,8 @@ class Master:
         """Save and test the center after all have ended. Returns the result of the run."""
         self._account(times)
         self._settle()
-        self._duties.outcome.num_samples = _samples_of(self._run.table.states())
+        states, outcome = self._run.table.states(), self._duties.outcome
+        outcome.num_samples, outcome.train_loss = _samples_of(states), _mean_loss(states)
         return self._duties.finish(stop_signal)
 
     def wait_for_ends(self, stop_signal: int) -> None:
@@ -139,7 +142,8 @@ class AsyncPace:
 
     The learning rate follows the steps of the run, so it falls for all workers together. The first worker of the
     launch that is not gone becomes its master, by `become_master`. The strategy follows the number of members that
-    share the center. `agree(stop_signal, rate_step)` gives ranks that step together one common answer.
+    share the center. `agree(stop_signal, rate_step)` gives ranks that step together one common answer. A loss from a
+    device is shown when it has come.
     """
 
     def __init__(
@@ -159,6 +163,7 @@ class AsyncPace:
         self._agree = agree
         self._num_samples = 0
         self._loss = float("nan")
+        self._late: deque[StepLoss] = deque()
         self._times = StepTimes()
         self._speed = Pace()
         self._measured_s = float("-inf")
@@ -194,12 +199,14 @@ class AsyncPace:
         parts = self._parts
         self.steps_done += 1
         self._num_samples += made.loss.num_samples
-        self._loss, self._times = made.loss.loss, made.times
+        self._late.append(made.loss)
+        self._take_losses()
+        self._times = made.times
         for text in parts.strategy.take_notices():
             self._run.voice.warn(text)
         parts.evaluated.publish_statistics()
         self._show()
-        parts.finite.after_step(self.steps_done, made.rate_step, self._loss)
+        parts.finite.after_step(self.steps_done, made.rate_step, None if made.loss.is_late else self._loss)
         self._look_for_master()
         if self._master is not None:
             self._master.look(self._at_boundary(self.steps_done).num_snapshots, made.times)
@@ -207,7 +214,10 @@ class AsyncPace:
     def end(self) -> Outcome | None:
         """The result, on the master. Its own weights may have failed, as long as another worker's did not."""
         parts, table = self._parts, self._table
-        parts.strategy.drain()
+        self._take_losses(waits=True)
+        with parts.strategy.on_host():
+            parts.evaluated.publish_statistics()
+            parts.strategy.drain()
         parts.order.end()
         if not table.is_first:
             parts.finite.at_end()
@@ -220,6 +230,11 @@ class AsyncPace:
         if table.is_alone(parts.strategy.group_size):
             parts.finite.at_end()
         return self._master.finish(self._stop_signal, self._times)
+
+    def _take_losses(self, *, waits: bool = False) -> None:
+        """Take the losses that have come, or with `waits` all."""
+        while self._late and (waits or self._late[0].has_come):
+            self._loss = self._late.popleft().loss
 
     def _follow_members(self, run_steps: int) -> None:
         """Give the strategy the present number of members."""

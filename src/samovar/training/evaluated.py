@@ -23,8 +23,12 @@ class StatisticViews:
     """Views of the parameters `names`, one after the other, which forward passes change and the solver does not."""
 
     def __init__(self, weights: FlatBuffer, names: Sequence[str]) -> None:
-        self._views = [weights.view(name) for name in names]
+        self._names, self._views = names, [weights.view(name) for name in names]
         self.num_elements = sum(view.numel() for view in self._views)
+
+    def of(self, weights: FlatBuffer) -> "StatisticViews":
+        """The same parameters of other weights."""
+        return StatisticViews(weights, self._names)
 
     def gather(self, out: Array) -> None:
         for view, part in self._with(out):
@@ -89,6 +93,9 @@ class CenterWeights:
     """The evaluated weights of asynchronous ranks: the center as it is now, with the workers' mean of `statistics`.
 
     Every rank must enter `EvaluatedWeights` at the same step; any worker may enter these at any time.
+
+    `last` are the weights that the host knows without a wait: `weights` themselves, or from a device those of the last
+    exchange. Others see their statistics.
     """
 
     differ_between_ranks = False  # a snapshot holds the center alone, whichever rank writes it
@@ -98,17 +105,18 @@ class CenterWeights:
         center: CenterWithVelocity,
         with_velocity: bool,
         weights: FlatBuffer,
+        last: FlatBuffer,
         views: StatisticViews,
         statistics: ShownStatistics,
         deadline: Callable[[], Deadline],
     ) -> None:
         self._center = center
         self._with_velocity = with_velocity
-        self._weights = weights
-        self._views = views
+        self._weights, self._last = weights, last
+        self._views, self._last_views = views, views.of(last)
         self._statistics = statistics
         self._deadline = deadline
-        self._read = np.empty_like(weights.array_N)
+        self._read: Array = np.empty_like(last.array_N)
         self._settled: Array | None = None
 
     def settle(self) -> None:
@@ -123,13 +131,14 @@ class CenterWeights:
     def in_place(self) -> Iterator[None]:
         """Inside, the model has the center's weights; afterwards the worker's own again, with the same bits.
 
-        Cost: three copies of N floats and memory for two. Raises DeadlineExceeded.
+        Cost: four copies of N floats and memory for two. Raises DeadlineExceeded.
         """
         with _kept(self._weights.array_N):
-            if self._settled is None:
-                self._center.read(self._weights.array_N, self._deadline())
-            else:
-                np.copyto(self._weights.array_N, self._settled)
+            if (center := self._settled) is None:
+                if self._weights.is_near:  # its statistics are newer than those shown
+                    self._views.gather(self._statistics.own)
+                self._center.read(center := self._read, self._deadline())
+            self._weights.array_N[:] = center
             self._views.put(self._statistics.mean())
             yield
 
@@ -142,23 +151,24 @@ class CenterWeights:
             return {}
         velocity = np.empty_like(self._read)
         self._center.read_velocity(velocity, self._deadline())
-        return {"center": self._weights.array_N.copy(), "velocity": velocity}
+        return {"center": np.array(self._weights.array_N), "velocity": velocity}
 
     def publish_statistics(self) -> None:
         """Show this worker's statistics to the others."""
-        self._views.gather(self._statistics.own)
+        self._last_views.gather(self._statistics.own)
         self._statistics.show()
 
     def take_statistics(self) -> None:
         """Continue from the statistics of this worker's earlier life, if it showed any."""
         if self._statistics.were_shown:
             self._views.put(self._statistics.own)
+            self._last_views.put(self._statistics.own)
 
     def distance(self) -> float:
-        """||x - c|| / ||c||, x being this worker's weights. Cost: a read of the center."""
+        """||x - c|| / ||c||, x being this worker's weights, on a device the last exchanged. Cost: a read of c."""
         self._center.read(self._read, self._deadline())
         length = float(np.linalg.norm(self._read))
-        np.subtract(self._weights.array_N, self._read, out=self._read)
+        np.subtract(self._last.array_N, self._read, out=self._read)
         return float(np.linalg.norm(self._read)) / length if length > 0 else 0.0
 
 

@@ -70,7 +70,7 @@ class FiniteCheck:
     def _follow(self, strategy: CenterSteps) -> None:
         if strategy.has_started_anew():
             for history in self._solver.histories:
-                history.array_N.fill(0.0)
+                history.tensor_N.zero_()
         if strategy.is_lost:
             raise self._lost(strategy, "had weights that are not finite too often in a row")
 

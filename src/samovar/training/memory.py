@@ -1,6 +1,7 @@
 """A rank's flat memory, and the strategy that shares it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -12,6 +13,7 @@ from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.collectives.tree import own_nodes
 from samovar.config import RunConfig
+from samovar.core.buffer import FlatBuffer, StagedBuffer, pinned
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
@@ -41,12 +43,25 @@ class RankMemory:
     """Rows of float32 (N,) in the window: weights, gradient of a backward pass, the solver's input and its histories.
 
     `sums` are the gradient itself, or with --exact a row for each sum of slices; the solver reads the first one.
+    `exchanged` has the weights on the device, and pinned memory of the host in which they are exchanged with a center.
     """
 
     weights: Region
     gradients: Region
     sums: Region
     histories: tuple[Region, ...]
+    exchanged: StagedBuffer | None = None
+
+    @property
+    def of_strategy(self) -> Buffers:
+        if self.exchanged is None:
+            return Buffers(self.weights, self.gradients, self.histories)
+        host = NearRegion(self.exchanged.host.array_N)  # no other rank reads it
+        return Buffers(cast(Region, host), cast(Region, host.part(0, 0)))
+
+    def on_host(self) -> AbstractContextManager[None]:
+        """A context in which the weights of the strategy are those of the model."""
+        return nullcontext() if self.exchanged is None else self.exchanged.on_host()
 
     @property
     def summed(self) -> Region:
@@ -129,15 +144,21 @@ def divided(
 
 
 def open_memory(
-    transport: Transport, layout: Layout, slices: Slices | None, device: torch.device | None = None
+    transport: Transport,
+    layout: Layout,
+    slices: Slices | None,
+    device: torch.device | None = None,
+    *,
+    at_center: bool = False,
 ) -> RankMemory:
     """Without histories: these are in the solver's memory, unless they travel to other ranks.
 
-    Memory of a `device` is reached by collectives of that device alone.
+    Memory of a `device` is reached by collectives of that device alone. Weights there that are exchanged `at_center`
+    have memory of the host for it.
     """
     size = layout.num_elements
     if device is not None:
-        return _near_memory(size, device)
+        return _near_memory(layout, device, at_center)
     num_sums = 0 if slices is None else slices.num_rows
     rows = _rows(transport, "model", size, 2 + num_sums)
     gradients = rows.part(size, 2 * size)
@@ -145,10 +166,13 @@ def open_memory(
     return RankMemory(rows.part(0, size), gradients, sums, ())
 
 
-def _near_memory(size: int, device: torch.device) -> RankMemory:
-    rows = [torch.zeros(size, dtype=torch.float32, device=device) for _ in range(2)]
-    weights, gradients = (cast(Region, NearRegion(NearArray(row))) for row in rows)
-    return RankMemory(weights, gradients, gradients, ())
+def _near_memory(layout: Layout, device: torch.device, at_center: bool) -> RankMemory:
+    size = layout.num_elements
+    rows = [torch.zeros(size, dtype=torch.float32, device=device) for _ in range(1 if at_center else 2)]
+    exchanged = StagedBuffer(FlatBuffer(layout, pinned(size, device)), device) if at_center else None
+    rows += [] if exchanged is None else [exchanged.near.tensor_N]
+    gradients, weights = (cast(Region, NearRegion(NearArray(row))) for row in rows)
+    return RankMemory(weights, gradients, gradients, (), exchanged)
 
 
 def with_histories(
@@ -180,8 +204,9 @@ def make_strategy(
     if slices is not None:
         assert isinstance(collectives, PlannedCollectives), collectives
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
-    buffers = Buffers(memory.weights, memory.gradients, memory.histories)
-    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, callback, factoring)
+    made = build_strategy(strategy, collectives, buckets, memory.of_strategy, deadline, seat, callback, factoring)
+    made.on_host = memory.on_host
+    return made
 
 
 def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices: Slices | None, rank: int) -> Parts:

@@ -28,6 +28,8 @@ def why_staged(config: RunConfig, device: torch.device | None) -> str:
     sharing = config.strategy
     if device is None or config.device == STAGED_CPU:
         return f"--device {config.device} says so"
+    if sharing.needs_center and sharing.exchanges_weights and not sharing.traits.in_groups:
+        return ""
     if not kind_of(sharing.name).computes_near(sharing):
         return f"strategy {sharing.name} with these settings works there"
     if config.workers > 1 and sharing.collective != AUTO:
@@ -55,9 +57,9 @@ def staged_notices(config: RunConfig, device: torch.device | None) -> tuple[str,
 
 @contextlib.contextmanager
 def near_of(context: RankContext) -> Iterator[ConnectNear | None]:
-    """The function that connects the devices of all ranks, for ranks that exchange there; None for others.
+    """The function that connects the devices of all ranks, for ranks whose models stay there; None for others.
 
-    All ranks call it together, if at all. The connections are closed at the end.
+    All ranks call it together, if at all: at a center none does. The connections are closed at the end.
     """
     device = context.device
     if device is None or why_staged(context.config, device):

@@ -119,14 +119,17 @@ class RunCenter:
         return self._session.seat.center.lock_wait_s
 
     def evaluated(
-        self, weights: FlatBuffer, statistics: Sequence[str], deadline: Callable[[], Deadline]
+        self, weights: FlatBuffer, last: FlatBuffer, statistics: Sequence[str], deadline: Callable[[], Deadline]
     ) -> CenterWeights:
-        """The center for tests and snapshots, with the statistics that an earlier life of this rank showed."""
+        """The center for tests and snapshots, with the statistics that an earlier life of this rank showed.
+
+        `last` are the weights of the last exchange, if `weights` are on a device.
+        """
         views, group = StatisticViews(weights, statistics), self._context.transport.group
         window = self._context.lasting.open_window("statistics", 4 * (views.num_elements + 1), 0)
         shown = ShownStatistics(Region.of(window, 0, views.num_elements + 1, np.float32), range(group.world_size))
         seat = self._session.seat
-        evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, views, shown, deadline)
+        evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, last, views, shown, deadline)
         if self._session.had_seat:
             evaluated.take_statistics()
         return evaluated

@@ -26,6 +26,7 @@ from samovar.transports.base import Transport
 from samovar.transports.torch_dist import JobStore, NearCollectives, _NearRun
 from tests.fake_device import AWAY, away_mode
 from tests.fake_streams import FakeNccl, FakeWork, Meetings
+from tests.left_out_events import COPIES_LEFT_OUT
 from tests.threads import on_threads
 
 CPU = torch.device("cpu")
@@ -158,31 +159,12 @@ def begins_early(group: FakeNccl, tensor: Any, combine: Any) -> FakeWork:
     return FakeWork(group._stream.record_event())
 
 
-def copies_early(buffer: StagedBuffer, to: torch.Tensor, source: torch.Tensor) -> None:
-    """Not behind the work that writes what is copied."""
-    assert buffer._copies is not None
-    with buffer._copies:
-        to.copy_(source, non_blocking=True)
-
-
-def store_goes_on(buffer: StagedBuffer) -> None:
-    """The host does not wait for the copy that it reads."""
-    buffer._copy(buffer.host.tensor_N, buffer._near)
-
-
-def fetch_goes_on(buffer: StagedBuffer) -> None:
-    """Later work does not wait for the weights that it reads."""
-    buffer._copy(buffer._near, buffer.host.tensor_N)
-
-
 LEFT_OUT: dict[str, tuple[str, Any, str, Any]] = {
     f"{what}: {name}": (name, *planted)
     for what, names, planted in (
         ("an operation's beginning", IN_STEP, (FakeNccl, "_begin", begins_early)),
         ("an operation's end", IN_STEP, (_NearRun, "finish", lambda run, _deadline: setattr(run, "_work", None))),
-        ("a copy's beginning", AT_A_CENTER, (StagedBuffer, "_copy", copies_early)),
-        ("a copy's end, for the host", AT_A_CENTER, (StagedBuffer, "store", store_goes_on)),
-        ("a copy's end, for the device", AT_A_CENTER, (StagedBuffer, "fetch", fetch_goes_on)),
+        *((what, AT_A_CENTER, (StagedBuffer, *mistake)) for what, mistake in COPIES_LEFT_OUT.items()),
     )
     for name in names
 }
