@@ -25,7 +25,7 @@ from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.training.build import _begin as begin_strategy
-from samovar.training.evaluated import EvaluatedWeights
+from samovar.training.build import _evaluated as evaluated_weights
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import RankMemory, make_strategy, open_memory
 from samovar.training.run_center import RunCenter
@@ -90,41 +90,23 @@ class Rank:
         infos = self.net.parameter_infos
         parameters = {info.name: info.parameter for info in infos}
         layout = layout_of(parameters)
-        size = layout.num_elements
         collectives: Any = PlannedCollectives(transport, lambda _num_bytes: "direct")
-        host, at_center = collectives, setting.strategy.needs_center
-        if setting.meetings is not None:
+        host, center = collectives, None if run_center is None else run_center(layout)
+        memory = memory_of(setting, layout, transport, name)
+        if setting.meetings is not None and not setting.strategy.needs_center:
             assert setting.device is not None
-            memory = open_memory(transport, layout, None, setting.device, at_center=at_center)
-            if not at_center:
-                collectives = NearCollectives(FakeNccl(setting.meetings, rank), host, setting.device)
-        else:
-            kept = num_histories(SOLVER) if setting.strategy.divides_updates else 0
-            window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
-            rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
-            memory = RankMemory(rows[0], rows[1], rows[1], tuple(rows[2:]))
+            collectives = NearCollectives(FakeNccl(setting.meetings, rank), host, setting.device)
         weights, gradients = FlatBuffer(layout, memory.weights.array), FlatBuffer(layout, memory.gradients.array)
         histories = [FlatBuffer(layout, history.array) for history in memory.histories]
         buckets = layout.buckets(setting.strategy.bucket_size_bytes)
         self.model = Model(self.net, parameters, weights, gradients, buckets, setting.precision, setting.device)
         self.solver = build_solver(SOLVER, weights, gradients, {}, histories)
         deadline = partial(Deadline.after, 50.0)
-        seat, center_of_run = None, None if run_center is None else run_center(layout)
-        if center_of_run is not None:
-            seat = center_of_run.seat()
-        elif at_center:
-            locks, velocity = setting.strategy.traits.has_locks, setting.strategy.traits.has_velocity
-            center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
-            closing.callback(center.close)
-            seat = CenterSeat(center, rank == 0)
+        seat = seat_of(setting, layout, transport, closing) if center is None else center.seat()
         with memory.on_host():
             self.strategy = make_strategy(setting.strategy, collectives, buckets, memory, None, deadline, seat)
-            begin_strategy(self.strategy, None, center_of_run, pulls=memory.exchanged is not None)
-        statistics = [info.name for info in infos if info.is_statistic]
-        self.evaluated: Any = EvaluatedWeights(self.strategy, weights, statistics, host, deadline)
-        if center_of_run is not None:
-            last = weights if memory.exchanged is None else memory.exchanged.host
-            self.evaluated = center_of_run.evaluated(weights, last, statistics, deadline)
+            begin_strategy(self.strategy, None, center, pulls=memory.exchanged is not None)
+        self.evaluated: Any = evaluated_weights(self.net, weights, self.strategy, host, deadline, center, memory)
         self.finite = FiniteCheck(weights, self.strategy, self.solver, rank)
         parts = Parts(setting.num_parts, world_size, setting.num_parts)
         self.batches = batches(rank, world_size)
@@ -147,6 +129,25 @@ class Rank:
         parts: tuple[Any, ...] = (self.model, self.solver, self.strategy)
         for part, saved in zip(parts, state, strict=True):
             part.load_state_dict(saved)
+
+
+def memory_of(setting: Setting, layout: Layout, transport: Transport, name: str) -> RankMemory:
+    if setting.meetings is not None:
+        return open_memory(transport, layout, None, setting.device, at_center=setting.strategy.needs_center)
+    size, kept = layout.num_elements, num_histories(SOLVER) if setting.strategy.divides_updates else 0
+    window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
+    rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
+    return RankMemory(rows[0], rows[1], rows[1], tuple(rows[2:]))
+
+
+def seat_of(setting: Setting, layout: Layout, transport: Transport, closing: ExitStack) -> CenterSeat | None:
+    traits = setting.strategy.traits
+    if not traits.has_center:
+        return None
+    velocity, locks = traits.has_velocity, traits.has_locks
+    center = WindowCenter(transport, layout.num_elements, with_velocity=velocity, with_locks=locks)
+    closing.callback(center.close)
+    return CenterSeat(center, transport.group.rank == 0)
 
 
 def batches(rank: int, world_size: int) -> Iterator[Batch]:

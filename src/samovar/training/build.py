@@ -114,15 +114,13 @@ def build_learner(
 ) -> Learner:
     """Take the weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    The net is on its `device` afterwards, and with `connect_near` the whole model. `center` is for strategies that have
-    one, whose devices are not connected; `callback` gets their notices.
+    The net is on its `device` afterwards, and with `connect_near` the whole model; `callback` gets notices.
     """
     notices = _placed(net, config, caffe)
     (sharing, fallback), slices = possible(config.strategy, caffe), Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout, num_apart = layout_with_factors(parameters, sharing)
-    at_center = center is not None
-    memory = open_memory(transport, layout, slices, net.device if connect_near else None, at_center=at_center)
+    memory = open_memory(transport, layout, slices, net.device if connect_near else None, at_center=bool(center))
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, num_apart)
     collective = chosen_collective(config, memory, buckets)
     sharing = divided(config, sharing, caffe, collective, connect_near is not None)
@@ -134,12 +132,11 @@ def build_learner(
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
     factoring = factoring_in(config, sharing, collectives, buckets[:num_apart], memory, deadline, callback)
     model.factors = factoring.by_name
-    exchanged, collective = _connected(None if at_center else connect_near, collectives, collective)
+    exchanged, collective = _connected(None if center else connect_near, collectives, collective)
     with memory.on_host():
         strategy = make_strategy(sharing, exchanged, buckets, memory, slices, deadline, seat, callback, factoring)
         _begin(strategy, start, center, pulls=memory.exchanged is not None)
-    asynchronous = center if config.strategy.is_async else None
-    evaluated = _evaluated(net, weights, strategy, collectives, deadline, asynchronous, memory)
+    evaluated = _evaluated(net, weights, strategy, collectives, deadline, center, memory)
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     notices = (*notices, *fallback, *of_momentum, *cut_notices(config, sharing, buckets))
     made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
@@ -192,7 +189,7 @@ def _evaluated(
 ) -> EvaluatedWeights | CenterWeights:
     """The weights that are tested and saved: for asynchronous ranks, those at the center."""
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
-    if center is not None:
+    if center is not None and strategy.traits.is_async:
         last = weights if memory.exchanged is None else memory.exchanged.host
         return center.evaluated(weights, last, statistics, deadline)
     return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)

@@ -23,8 +23,9 @@ LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,)
 class Memory:
     """The memory that stays when processes die: a segment of `workers`, and a center."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
+    def __init__(self, workers: int = 1, *, is_apart: bool = False) -> None:
+        """`is_apart`: the weights are not those that the host knows without a wait."""
+        self.workers, self.is_apart = workers, is_apart
         self.segment, self.center = create_segment(workers), create_center(LAYOUT.num_elements, workers)
         self._dead: list[tuple[ShmTransport, ShownStatistics]] = []
 
@@ -38,7 +39,8 @@ class Memory:
         region = Region.of(transport.open_window("statistics", 16, 0), 0, 4, np.float32)
         views, shown = StatisticViews(weights, ["mean"]), ShownStatistics(region, range(self.workers))
         with MappedCenter(self.center) as center:
-            yield CenterWeights(center, False, weights, views, shown, lambda: Deadline.after(10)), mean
+            self.last = FlatBuffer.zeros(LAYOUT) if self.is_apart else weights
+            yield CenterWeights(center, False, weights, self.last, views, shown, lambda: Deadline.after(10)), mean
         self._dead.append((transport, shown))
 
     def close(self) -> None:
@@ -63,6 +65,18 @@ def test_a_later_life_goes_on_from_what_the_earlier_one_counted(memory: Memory) 
     with memory.life(is_back=True) as (evaluated, mean):
         evaluated.take_statistics()
         assert mean.tolist() == [3.0] * 3
+
+
+def test_the_statistics_of_the_last_exchange_are_shown_and_a_later_life_has_them_in_both_places() -> None:
+    memory = Memory(is_apart=True)
+    with memory.life(is_back=False) as (evaluated, mean):
+        memory.last.view("mean").fill_(5.0)
+        evaluated.publish_statistics()
+        assert mean.tolist() == [7.0] * 3
+    with memory.life(is_back=True) as (evaluated, mean):
+        evaluated.take_statistics()
+        assert mean.tolist() == memory.last.view("mean").tolist() == [5.0] * 3
+    memory.close()
 
 
 def test_an_earlier_life_that_died_before_it_counted_takes_nothing_away(memory: Memory) -> None:
