@@ -94,7 +94,7 @@ def run_center(setting: Setting, layout: Layout, num_steps: int, transport: Tran
     for descriptor in (descriptors.board, descriptors.center):
         closing.callback(os.close, descriptor)
     config = RunConfig("train", Path("solver"), strategy=setting.strategy, timeout_s=50.0)
-    made = (config, transport, RecordWriter(-1), lambda _steps_done: Requests(), lambda _rank: False)
+    made = (config, transport, transport, RecordWriter(-1), lambda _steps_done: Requests(), lambda _rank: False)
     return RunCenter(RankContext(*made, descriptors), layout, 0, num_steps, closing)
 
 

@@ -28,20 +28,22 @@ def why_staged(config: RunConfig, device: torch.device | None) -> str:
     sharing = config.strategy
     if device is None or config.device == STAGED_CPU:
         return f"--device {config.device} says so"
+    if config.transport != AUTO:
+        return f"--transport {config.transport} has its windows there"
     if sharing.needs_center and sharing.exchanges_weights and not sharing.traits.in_groups:
         return ""
     if not kind_of(sharing.name).computes_near(sharing):
         return f"strategy {sharing.name} with these settings works there"
     if config.workers > 1 and sharing.collective != AUTO:
         return f"--collective {sharing.collective} adds up there"
-    if config.transport != AUTO:
-        return f"--transport {config.transport} has its windows there"
-    if config.hosts is not None:
-        return "between hosts ranks exchange over encrypted TCP"
-    return "" if config.workers == 1 or config.device == NEAR_CPU else _lacks_nccl(config)
+    return _lacks_nccl(config)
 
 
 def _lacks_nccl(config: RunConfig) -> str:
+    if config.hosts is not None:
+        return "between hosts ranks exchange over encrypted TCP"
+    if config.workers == 1 or config.device == NEAR_CPU:
+        return ""
     count = 1 if ":" in config.device else count_devices()
     if config.workers > count:
         return f"{config.workers} workers share {counted(count, 'GPU')}, and NCCL takes one on each"
