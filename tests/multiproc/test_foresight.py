@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from samovar.core.host import Others, family_seconds
 from samovar.core.machine import NOMINAL
 from samovar.launch.wishes import state_folder
 from samovar.predict.kept import Kept
@@ -28,21 +29,29 @@ with samovar.replicate(model, optimizer) as replica:
 
 
 @pytest.fixture(autouse=True)
-def _measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `samovar doctor`, which takes some seconds."""
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Others:
+    """As after `samovar doctor`, which takes some seconds. Gives the other programs of this machine, from now on."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     Kept(state_folder()).keep_machine(NOMINAL)
+    return Others(own_s=family_seconds)
+
+
+def assert_predicted(text: str, output: str, others: Others) -> None:
+    """Skip the test if it is missing because the machine is busy: then nothing is predicted."""
+    if text not in output and others.share() > 0.1:
+        pytest.skip("other programs compute on this machine, so no run is predicted")
+    assert text in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sync", "shm-easgd"])
-def test_train_compares_several_workers_with_one(tmp_path: Path, digits: Path, strategy: str) -> None:
+def test_train_compares_several_workers_with_one(tmp_path: Path, digits: Path, strategy: str, others: Others) -> None:
     solver = write_solver(write_net(tmp_path, digits), STEPS)
     common = ("train", "--solver", solver, "--threads-per-worker", 1, "--strategy", strategy, "--recipe", "none")
     alone = succeed(*common, "--workers", 1, "--out", "one", folder=tmp_path)
     assert "predicted" not in alone.output
     ended = succeed(*common, "--workers", 2, "--out", "two", folder=tmp_path)
-    assert "(layers a run with one worker)" in ended.output
+    assert_predicted("(layers a run with one worker)", ended.output, others)
     foreseen = json.loads((tmp_path / "two" / "result.json").read_text())["foreseen"]
     assert foreseen["measured_s"] > 0 < foreseen["predicted_s"]
     shown = succeed("predict", "--solver", solver, "--workers", 2, "--strategy", strategy, folder=tmp_path)
@@ -50,9 +59,12 @@ def test_train_compares_several_workers_with_one(tmp_path: Path, digits: Path, s
 
 
 @pytest.mark.slow
-def test_a_loop_compares_itself_with_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_compares_itself_with_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "loop.py").write_text(LOOP)
-    for workers in (1, 2):
-        ended = succeed("run", "--workers", workers, "loop.py", folder=tmp_path)
-        assert ("predicted" in ended.output + ended.errors) is (workers == 2)
+    alone, ended = (succeed("run", "--workers", workers, "loop.py", folder=tmp_path) for workers in (1, 2))
+    assert "predicted" not in alone.output + alone.errors
+    assert 0.0 <= json.loads((tmp_path / "loop.json").read_text())["busy"] <= 1.0
+    assert_predicted("predicted", ended.output + ended.errors, others)
