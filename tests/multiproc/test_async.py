@@ -88,6 +88,14 @@ def test_a_record_gives_the_same_bits_again(solver: Path, recorded: Path, tmp_pa
             assert worker[field] == other[field], field
 
 
+def test_a_record_of_workers_that_look_ahead_has_their_reads_of_the_velocity(solver: Path, tmp_path: Path) -> None:
+    ahead = ("--strategy", "async-msgd", "--look-ahead")
+    for more in (("--record", "--out", "recorded"), ("--replay", "recorded", "--out", "replayed")):
+        succeed(*arguments_of(solver, *ahead, *more), folder=tmp_path)
+    recorded, replayed = (result_of(tmp_path / name) for name in ("recorded", "replayed"))
+    assert recorded["weights_sha256"] == replayed["weights_sha256"]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -37,9 +37,6 @@ class WatchedCenter:
     def write(self, values: Array, deadline: Deadline) -> None:
         self._center.write(values, deadline)
 
-    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
-        return self._center.read_velocity(destination, deadline)
-
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         self._center.write_velocity(values, deadline)
 
@@ -53,6 +50,11 @@ class RecordingCenter(WatchedCenter):
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         versions = self._center.read(destination, deadline)
+        self._log.read(versions)
+        return versions
+
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        versions = self._center.read_velocity(destination, deadline)
         self._log.read(versions)
         return versions
 
@@ -155,6 +157,12 @@ class ReplayedCenter(WatchedCenter):
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self._in_turn(
             False, deadline, lambda chunk, part: self._chunks.read_chunks(chunk, destination[part], deadline)
+        )
+
+    def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
+        center = self._center
+        return self._in_turn(
+            False, deadline, lambda chunk, part: center.read_velocity_chunks(chunk, destination[part], deadline)
         )
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
