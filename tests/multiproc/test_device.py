@@ -1,5 +1,6 @@
 """--device from the command line: the same bits with the copies of a device, resumed, tested and timed too."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_a_run_at_a_center_is_the_run_on_the_cpu(tmp_path: Path, digits: Path, n
         )
     assert runs["cpu-staged"] == runs["cpu-near"] == runs["cpu"]
     assert resumed["cpu-staged"] == resumed["cpu-near"] == resumed["cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["async-sgd", "async-easgd", "shm-easgd"])
+def test_two_workers_at_a_center_repeat_on_devices_the_order_of_the_cpu(
+    tmp_path: Path, digits: Path, name: str
+) -> None:
+    words = ("train", "--solver", write_solver(write_net(tmp_path, digits), STEPS))
+    shape = ("--workers", 2, "--threads-per-worker", 1, "--sync-period", 2, "--strategy", name, "--recipe", "none")
+    succeed(*words, *shape, "--record", "--out", "cpu", folder=tmp_path)
+    settings = tmp_path / "cpu" / "config.json"  # a replay asks for the recorded device
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"device": "cpu-near"}))
+    again = ("--device", "cpu-near", "--replay", "cpu", "--out", "near")
+    succeed(*words, *shape, *again, folder=tmp_path)
+    ours, theirs = (result_of(tmp_path / out)["weights_sha256"] for out in ("near", "cpu"))
+    assert ours == theirs
 
 
 @pytest.mark.slow
