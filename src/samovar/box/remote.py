@@ -110,8 +110,11 @@ class RemoteCenter:
         self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)
 
     def read_chunks(self, first: int, out: Array, deadline: Deadline) -> Versions:
-        """See `samovar.box.mapped.MappedCenter`, as for the next two."""
+        """See `samovar.box.mapped.MappedCenter`, as for the next three."""
         return self._run(self._on_chunks(Kind.READ, first, out), None, out, deadline)
+
+    def read_velocity_chunks(self, first: int, out: Array, deadline: Deadline) -> Versions:
+        return self._run(self._on_chunks(Kind.READ_VELOCITY, first, out), None, out, deadline)
 
     def accumulate_chunks(
         self, first: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0

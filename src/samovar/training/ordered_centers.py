@@ -160,10 +160,8 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
-        center = self._center
-        return self._in_turn(
-            False, deadline, lambda chunk, part: center.read_velocity_chunks(chunk, destination[part], deadline)
-        )
+        read = self._chunks.read_velocity_chunks
+        return self._in_turn(False, deadline, lambda chunk, part: read(chunk, destination[part], deadline))
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self._in_turn(True, deadline, self._adding(sequence, difference, deadline, momentum))
