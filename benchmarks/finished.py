@@ -42,7 +42,7 @@ class Finished:
             if self.makes_none:
                 return None
             line = {_TITLE: title, _SEED: seed, "settings": dict(settings), **_origin()}
-            line["tests"] = [[round(test.samples), round(test.value, 4), round(test.seconds, 1)] for test in make()]
+            line["tests"] = [[round(test.samples), round(test.value, 4), round(test.seconds, 3)] for test in make()]
             self._keep(line)
         return [Test(samples, value, seconds or 0.0) for samples, value, seconds in line["tests"]]
 

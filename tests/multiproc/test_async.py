@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from samovar.checkpoint.reading import read_snapshot
+from samovar.report.run_folder import RunFolder
+from samovar.training.order_log import read_order
 from tests.multiproc.command import Command, metrics_of, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
@@ -94,6 +96,10 @@ def test_a_record_of_workers_that_look_ahead_has_their_reads_of_the_velocity(sol
         succeed(*arguments_of(solver, *ahead, *more), folder=tmp_path)
     recorded, replayed = (result_of(tmp_path / name) for name in ("recorded", "replayed"))
     assert recorded["weights_sha256"] == replayed["weights_sha256"]
+    for rank in range(recorded["workers"]):
+        is_update = read_order(RunFolder(tmp_path / "recorded").order(rank)).is_update
+        num_pulls = 1 + is_update.count(True)
+        assert is_update.count(False) == 2 * num_pulls, rank
 
 
 @pytest.mark.parametrize(
