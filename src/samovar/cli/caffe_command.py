@@ -1,7 +1,6 @@
 """`samovar caffe`: Caffe's commands, flags and log, on the functions that `samovar train` and the others use."""
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from samovar.cli.caffe_flags import COMMANDS, CaffeFlags, parse_caffe_flags
 from samovar.config import RunConfig
 from samovar.core.device import CUDA
 from samovar.core.errors import InputError
+from samovar.core.units import is_count
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
@@ -141,7 +141,7 @@ def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode:
             log.entry("samovar", "solver_mode is GPU (Caffe's default); this run computes on the CPU", "W")
         log.entry("caffe.cpp:197", "Use CPU.")
         return config
-    if not re.fullmatch("[0-9]{1,18}", given.gpu):
+    if not is_count(given.gpu):
         raise InputError(
             f"-gpu {given.gpu}: give the number of one GPU, such as 0; to train on several, samovar train "
             "--device cuda --workers N"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from samovar.core.device import GPU
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL
 from samovar.core.trace import TraceWindow
+from samovar.core.units import is_count
 from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
@@ -161,7 +161,7 @@ def _num_ranks(workers: str, oversubscribe: bool) -> int:
     if workers == GPU:
         num_ranks = count_gpus()
     elif workers != AUTO:
-        if not re.fullmatch("[0-9]{1,18}", workers) or int(workers) < 1:
+        if not is_count(workers) or int(workers) < 1:
             raise InputError(
                 f"--workers {workers}: give a number from 1, or {AUTO} or {GPU} for a rank on each core or GPU"
             )

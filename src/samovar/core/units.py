@@ -24,6 +24,11 @@ _UNITS: Final = {
 _EXAMPLES: Final = {SECONDS: "25 us", BANDWIDTH: "10 Gbit/s", SPEED: "4 Tflop/s", SHARE: "5 %"}
 
 
+def is_count(text: str) -> bool:
+    """Whether it is a whole number in digits, of a size that `int` takes at once."""
+    return re.fullmatch("[0-9]{1,18}", text) is not None
+
+
 def quantity(written: object, kind: str) -> float:
     """The number of SI units that this text is; raises ValueError with an example of the kind."""
     example = f"write {kind} such as {_EXAMPLES[kind]!r}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from samovar.core.errors import InputError, require_choice
+from samovar.core.units import is_count
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
@@ -310,7 +311,7 @@ def _require(given: Mapping[str, str], what: str, *names: str) -> None:
 def _number(given: Mapping[str, str], name: str, default: int | None = None) -> int:
     if name not in given and default is not None:
         return default
-    if re.fullmatch(r"[0-9]{1,18}", given[name]) is None:
+    if not is_count(given[name]):
         raise InputError(f"{name} is {given[name]!r}; it must be a whole number, 0 or more")
     return int(given[name])
 

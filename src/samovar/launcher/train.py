@@ -15,6 +15,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
+from samovar.core.units import is_count
 from samovar.frontends.caffe.solver import load_solver
 from samovar.launch.meeting import HostPlace
 from samovar.launch.script import Hosts
@@ -225,7 +226,7 @@ def count_of(name: str, given: int | str | None) -> int | None:
         return None
     if type(given) is int:
         return given
-    if not isinstance(given, str) or not re.fullmatch("[0-9]{1,18}", given):
+    if not isinstance(given, str) or not is_count(given):
         raise InputError(f"{name}: got {given!r}; give a number or 'auto'")
     return int(given)
 

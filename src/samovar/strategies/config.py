@@ -8,6 +8,7 @@ from typing import Any
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError, require_choice
+from samovar.core.units import is_count
 from samovar.strategies.own import declared_as
 from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings
 
@@ -164,6 +165,6 @@ def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
         return None
     if text == "layer":
         return 1
-    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < 1:
+    if not is_count(text) or int(text) < 1:
         raise InputError(f"--bucket: got {text!r}; give {words} or a number of bytes")
     return int(text)

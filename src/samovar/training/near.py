@@ -36,10 +36,10 @@ def why_staged(config: RunConfig, device: torch.device | None) -> str:
         return f"strategy {sharing.name} with these settings works there"
     if config.workers > 1 and sharing.collective != AUTO:
         return f"--collective {sharing.collective} adds up there"
-    return _lacks_nccl(config)
+    return _why_not_by_nccl(config)
 
 
-def _lacks_nccl(config: RunConfig) -> str:
+def _why_not_by_nccl(config: RunConfig) -> str:
     if config.hosts is not None:
         return "between hosts ranks exchange over encrypted TCP"
     if config.workers == 1 or config.device == NEAR_CPU:
