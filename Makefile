@@ -30,7 +30,7 @@ tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py && $(BIN)/python tool
 site: $(SITE_GROUND) ; $(BIN)/python tools/site_build.py
 site-check: site ; $(BIN)/python tools/site_check.py
 test: lint types docs ; $(BIN)/python -m pytest -n 2 --dist loadfile
-test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
+test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -r fE tests/unit tests/sim tests/conformance

@@ -128,8 +128,6 @@ class _ForkedRank:
 
 
 def _be_rank(words: Sequence[str], log: int, kept: set[int], environment: Mapping[str, str], begin: int) -> int:
-    from samovar.training import rank
-
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((nothing, log, log)):
@@ -143,9 +141,9 @@ def _be_rank(words: Sequence[str], log: int, kept: set[int], environment: Mappin
     for descriptor in kept - {begin}:
         os.set_inheritable(descriptor, True)
     faulthandler.enable()
-    arguments = list(words[words.index("-m") + 2 :])
-    _become([rank.__name__, *arguments], environment)
-    return rank.main(arguments)
+    module, *arguments = words[words.index("-m") + 1 :]
+    _become([module, *arguments], environment)
+    return int(importlib.import_module(module).main(arguments))
 
 
 def _redirect(output: str, errors: str) -> None:
