@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
+from samovar.predict.cores import on_all_cores
 from samovar.predict.kept import ErrorBar, Kept
 from samovar.predict.plans import Plans, plans_for
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
 from samovar.report.comparison import Prediction
+from samovar.report.plain import from_plain, to_plain
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.base import Strategy
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
@@ -20,6 +23,7 @@ from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
 
+_LONG_FROM_WORKERS = 256  # simulated, of all runs together: about half a second
 _ENDS_BELOW = 0.5  # of ideal: there scaling has ended
 _IS_THE_LIMIT = 0.6  # of the time that a step waits for its exchange
 COMPUTATION = "computation"
@@ -59,18 +63,37 @@ class Question:
 
 
 def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: None) -> list[Prediction]:
-    """All strategies for all numbers of workers, in this order; `tell` is called before each."""
+    """All strategies for all numbers of workers, in this order; `tell` is called before each, on any process.
+
+    Cost: see `run`. Long ones are shared among all cores.
+    """
+    kinds: dict[type, list[str]] = {}
+    for name in question.strategies:
+        kinds.setdefault(_code_of(StrategyConfig(name).kind), []).append(name)
+    parts = [(number, names) for number in reversed(question.workers) for names in kinds.values()]
+    tasks = [partial(_of_one_code, question, number, names, tell) for number, names in parts]
+    for number in question.workers:
+        question.work(number)  # raises before anything is simulated
+    is_long = sum(number * len(names) for number, names in parts) >= _LONG_FROM_WORKERS
+    answers = on_all_cores(tasks) if is_long else [task() for task in tasks]
+    found = {(row["strategy"], row["workers"]): from_plain(Prediction, row) for rows in answers for row in rows}
+    return [found[name, number] for number in question.workers for name in question.strategies]
+
+
+def _of_one_code(
+    question: Question, num_workers: int, names: Sequence[str], tell: Callable[[str, int], None]
+) -> list[dict[str, Any]]:
+    """The predictions of strategies with the same code, as plain values: runs that are equal are made once."""
+    work, plans = question.work(num_workers), plans_for(question.cluster, num_workers)
+    runs, ideal_runs = (Runs(cluster, work, num_workers) for cluster in (question.cluster, question.cluster.ideal))
     found = []
-    for num_workers in question.workers:
-        work, plans = question.work(num_workers), plans_for(question.cluster, num_workers)
-        runs, ideal_runs = (Runs(cluster, work, num_workers) for cluster in (question.cluster, question.cluster.ideal))
-        for name in question.strategies:
-            tell(name, num_workers)
-            choices = _choices(question, name, work, plans, num_workers)
-            outcomes = [(choice, runs.of(choice)) for choice in choices]
-            choice, best = min(outcomes, key=lambda one: one[1].step_s)
-            ideal = _without_network(question, choice, best, ideal_runs)
-            found.append(_prediction(question, name, work, num_workers, best, ideal))
+    for name in names:
+        tell(name, num_workers)
+        choices = _choices(question, name, work, plans, num_workers)
+        outcomes = [(choice, runs.of(choice)) for choice in choices]
+        choice, best = min(outcomes, key=lambda one: one[1].step_s)
+        ideal = _without_network(question, choice, best, ideal_runs)
+        found.append(to_plain(_prediction(question, name, work, num_workers, best, ideal)))
     return found
 
 
