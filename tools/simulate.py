@@ -15,14 +15,15 @@ A seed runs one case of each kind:
 - `runs`: a run of any strategy, 8 workers and 60 steps, under faults of every kind.
 - `box`: members of a box on a link that loses, doubles, reorders and breaks, and crashes of both.
 
-Every hundredth seed is played twice, and must have the same events. Of a failing case with faults, a schedule with as
-few of them as possible is found, and told.
+Many seeds share all cores. Every hundredth seed is played twice, and must have the same events. Of a failing case with
+faults, a schedule with as few of them as possible is found, and told.
 
 The last command times the simulator itself, with unsegmented all-reduces that only count bytes.
 """
 
 import argparse
 import math
+import multiprocessing
 import sys
 import time
 import traceback
@@ -39,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from samovar.collectives.execute import Channel  # noqa: E402
 from samovar.core.machine import Link, MachineModel  # noqa: E402
+from samovar.predict.cores import on_all_cores  # noqa: E402
 from samovar.transports.base import Region  # noqa: E402
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
@@ -57,6 +59,7 @@ from tests.sim.steps import StepsCase, run_steps  # noqa: E402
 
 CLUSTER = MachineModel(Link(latency_s=1e-6, bandwidth_bytes_per_s=5e9, overhead_s=1e-6), reduce_bytes_per_s=1e10)
 PROGRESS_EVERY = 1000
+BLOCK_SEEDS = 50  # that one process plays before it takes others
 REPEATED_EVERY = 100
 
 
@@ -102,9 +105,11 @@ def main(arguments: Sequence[str]) -> int:
         return show_timing(getattr(options, "collective", "tree"), options.ranks, options.runs, options.bytes)
     kinds = [options.of] if options.of else list(KINDS)
     if options.seed is not None:
-        return play_all([(kind, chosen(kind, options)) for kind in kinds])
+        return play_all([(kind, chosen(kind, options)) for kind in kinds], Played(len(kinds)))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return play_all([(kind, KINDS[kind].case.of_seed(seed)) for seed in seeds for kind in kinds])
+    played = Played(len(seeds) * len(kinds))
+    blocks = [seeds[start : start + BLOCK_SEEDS] for start in range(0, len(seeds), BLOCK_SEEDS)]
+    return max(on_all_cores([partial(play_seeds, kinds, block, played) for block in blocks]), default=0)
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -130,21 +135,49 @@ def chosen(kind: str, options: argparse.Namespace) -> object:
     return replace(case, **{name: getattr(options, name) for name in given})
 
 
-def play_all(wanted: Sequence[tuple[str, object]]) -> int:
+class Played:
+    """The cases that all processes have played, of `num_wanted`."""
+
+    def __init__(self, num_wanted: int) -> None:
+        self._num_wanted, self._began_s = num_wanted, time.monotonic()
+        self._counts = multiprocessing.get_context("fork").Array("q", 3)
+
+    def add(self, num_messages: int) -> None:
+        """Count a case, and tell at every thousandth."""
+        with self._counts:
+            self._counts[0] += 1
+            self._counts[1] += num_messages
+            index, messages = int(self._counts[0]), int(self._counts[1])
+        if index % PROGRESS_EVERY == 0 or index == self._num_wanted:
+            taken_s = time.monotonic() - self._began_s
+            print(f"{index} cases, {messages} messages, {taken_s:.1f} s: {index / taken_s:.1f} cases/s", flush=True)
+
+    def fail(self) -> None:
+        self._counts[2] = 1
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a case of any process has: nobody begins another."""
+        return bool(self._counts[2])
+
+
+def play_seeds(kinds: Sequence[str], seeds: Sequence[int], played: Played) -> int:
+    return play_all([(kind, KINDS[kind].case.of_seed(seed)) for seed in seeds for kind in kinds], played)
+
+
+def play_all(wanted: Sequence[tuple[str, object]], played: Played) -> int:
     """Stop at the first case that fails, and print the command that repeats it."""
-    began_s = time.monotonic()
-    num_messages = 0
-    for index, (kind, case) in enumerate(wanted, start=1):
+    for kind, case in wanted:
+        if played.has_failed:
+            return 1
         try:
             run = KINDS[kind].run(case)
             require_repeated(kind, case, run)
         except Exception:
             traceback.print_exc()
+            played.fail()
             return 1
-        num_messages += run.num_messages
-        if index % PROGRESS_EVERY == 0 or index == len(wanted):
-            taken_s = time.monotonic() - began_s
-            print(f"{index} cases, {num_messages} messages, {taken_s:.1f} s: {index / taken_s:.1f} cases/s", flush=True)
+        played.add(run.num_messages)
     if len(wanted) == 1:
         print(f"{wanted[0][1]}: as documented; events {run.event_hash}")
     return 0

@@ -32,8 +32,15 @@ class VirtualPush:
         self.is_awaited = True
 
 
+_REAL_S = 300.0
+
+
 class VirtualCenter(MappedCenter):
-    """The mapped center, with its thread of pushes replaced by a task of the simulator."""
+    """The mapped center, with its thread of pushes replaced by a task of the simulator.
+
+    A whole operation takes no virtual time and waits for nobody. So the native center, which reads the real clock, gets
+    a deadline of its own: what is left of a virtual one would depend on how busy this machine is.
+    """
 
     transport: SimTransport
     latest: VirtualPush | None = None
@@ -45,6 +52,29 @@ class VirtualCenter(MappedCenter):
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         self._settle(deadline)
         return super().exchange(sequence, weights, moving_rate, deadline)
+
+    def read_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        return super().read_chunks(first_chunk, destination, Deadline.after(_REAL_S))
+
+    def read_velocity_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        return super().read_velocity_chunks(first_chunk, destination, Deadline.after(_REAL_S))
+
+    def accumulate_chunks(
+        self, first_chunk: int, sequence: int, difference: Array, _deadline: Deadline, momentum: float = 0.0
+    ) -> Versions:
+        return super().accumulate_chunks(first_chunk, sequence, difference, Deadline.after(_REAL_S), momentum)
+
+    def exchange_chunks(
+        self,
+        first_chunk: int,
+        sequence: int,
+        weights: Array,
+        moving_rate: float,
+        _deadline: Deadline,
+        moved: Array | None = None,
+    ) -> Versions:
+        real = Deadline.after(_REAL_S)
+        return super().exchange_chunks(first_chunk, sequence, weights, moving_rate, real, moved)
 
     def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> Any:
         assert self.latest is None or self.latest.is_awaited, "the push before comes first"
