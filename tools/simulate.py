@@ -23,7 +23,6 @@ The last command times the simulator itself, with unsegmented all-reduces that o
 
 import argparse
 import math
-import multiprocessing
 import sys
 import time
 import traceback
@@ -105,11 +104,15 @@ def main(arguments: Sequence[str]) -> int:
         return show_timing(getattr(options, "collective", "tree"), options.ranks, options.runs, options.bytes)
     kinds = [options.of] if options.of else list(KINDS)
     if options.seed is not None:
-        return play_all([(kind, chosen(kind, options)) for kind in kinds], Played(len(kinds)))
+        return play_given([(kind, chosen(kind, options)) for kind in kinds])
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    played = Played(len(seeds) * len(kinds))
     blocks = [seeds[start : start + BLOCK_SEEDS] for start in range(0, len(seeds), BLOCK_SEEDS)]
-    return max(on_all_cores([partial(play_seeds, kinds, block, played) for block in blocks]), default=0)
+    played = Played(len(seeds) * len(kinds))
+    try:
+        on_all_cores([partial(play_seeds, kinds, block) for block in blocks], played.add)
+    except CaseFailed:
+        return 1
+    return 0
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -135,52 +138,55 @@ def chosen(kind: str, options: argparse.Namespace) -> object:
     return replace(case, **{name: getattr(options, name) for name in given})
 
 
+class CaseFailed(Exception):
+    """A case failed, and its process has told why."""
+
+
 class Played:
     """The cases that all processes have played, of `num_wanted`."""
 
     def __init__(self, num_wanted: int) -> None:
         self._num_wanted, self._began_s = num_wanted, time.monotonic()
-        self._counts = multiprocessing.get_context("fork").Array("q", 3)
+        self._num_cases = self._num_messages = 0
 
-    def add(self, num_messages: int) -> None:
-        """Count a case, and tell at every thousandth."""
-        with self._counts:
-            self._counts[0] += 1
-            self._counts[1] += num_messages
-            index, messages = int(self._counts[0]), int(self._counts[1])
-        if index % PROGRESS_EVERY == 0 or index == self._num_wanted:
+    def add(self, found: tuple[int, int] | None) -> None:
+        """Count the cases and messages of a block, and tell at every thousandth. Raises CaseFailed if there is none."""
+        if found is None:
+            raise CaseFailed
+        before, (num_cases, num_messages) = self._num_cases, found
+        self._num_cases += num_cases
+        self._num_messages += num_messages
+        if before // PROGRESS_EVERY != self._num_cases // PROGRESS_EVERY or self._num_cases == self._num_wanted:
             taken_s = time.monotonic() - self._began_s
-            print(f"{index} cases, {messages} messages, {taken_s:.1f} s: {index / taken_s:.1f} cases/s", flush=True)
-
-    def fail(self) -> None:
-        self._counts[2] = 1
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a case of any process has: nobody begins another."""
-        return bool(self._counts[2])
+            speed = f"{taken_s:.1f} s: {self._num_cases / taken_s:.1f} cases/s"
+            print(f"{self._num_cases} cases, {self._num_messages} messages, {speed}", flush=True)
 
 
-def play_seeds(kinds: Sequence[str], seeds: Sequence[int], played: Played) -> int:
-    return play_all([(kind, KINDS[kind].case.of_seed(seed)) for seed in seeds for kind in kinds], played)
+def play_seeds(kinds: Sequence[str], seeds: Sequence[int]) -> tuple[int, int] | None:
+    """How many cases and messages; None if a case fails."""
+    runs = play_all([(kind, KINDS[kind].case.of_seed(seed)) for seed in seeds for kind in kinds])
+    return None if runs is None else (len(runs), sum(run.num_messages for run in runs))
 
 
-def play_all(wanted: Sequence[tuple[str, object]], played: Played) -> int:
+def play_given(wanted: Sequence[tuple[str, object]]) -> int:
+    """Tell the events of each."""
+    runs = play_all(wanted)
+    for (_, case), run in zip(wanted, runs or (), strict=False):
+        print(f"{case}: as documented; events {run.event_hash}")
+    return int(runs is None)
+
+
+def play_all(wanted: Sequence[tuple[str, object]]) -> list[SimRun[Any]] | None:
     """Stop at the first case that fails, and print the command that repeats it."""
+    runs = []
     for kind, case in wanted:
-        if played.has_failed:
-            return 1
         try:
-            run = KINDS[kind].run(case)
-            require_repeated(kind, case, run)
+            runs.append(KINDS[kind].run(case))
+            require_repeated(kind, case, runs[-1])
         except Exception:
             traceback.print_exc()
-            played.fail()
-            return 1
-        played.add(run.num_messages)
-    if len(wanted) == 1:
-        print(f"{wanted[0][1]}: as documented; events {run.event_hash}")
-    return 0
+            return None
+    return runs
 
 
 def require_repeated(kind: str, case: Any, run: SimRun[Any]) -> None:

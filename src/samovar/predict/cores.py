@@ -19,8 +19,10 @@ _INDEX: Final = struct.Struct("=i")
 _MOST_TASKS = 65_536 // _INDEX.size  # a pipe holds them all before anyone reads
 
 
-def on_all_cores(tasks: Sequence[Task]) -> list[Any]:
+def on_all_cores(tasks: Sequence[Task], tell: Callable[[Any], None] = lambda _answer: None) -> list[Any]:
     """The answers of `tasks` in their order, each a plain value as JSON has it. The longest tasks come first.
+
+    `tell` gets each answer as it comes; if it raises an error, no other task begins.
 
     A task has this process's memory as it is now, but not its threads: it must not compute with torch. If no process
     answers a task, it is computed here, where its error is raised. The processes end before this returns, and with
@@ -29,11 +31,15 @@ def on_all_cores(tasks: Sequence[Task]) -> list[Any]:
     Cost: a fork for each core, about 20 ms if torch is loaded.
     """
     num_processes = min(len(os.sched_getaffinity(0)), len(tasks))
-    answers = _asked(tasks, num_processes) if num_processes > 1 and len(tasks) <= _MOST_TASKS else {}
-    return [answers[index] if index in answers else task() for index, task in enumerate(tasks)]
+    answers = _asked(tasks, num_processes, tell) if num_processes > 1 and len(tasks) <= _MOST_TASKS else {}
+    for index, task in enumerate(tasks):
+        if index not in answers:
+            answers[index] = task()
+            tell(answers[index])
+    return [answers[index] for index in range(len(tasks))]
 
 
-def _asked(tasks: Sequence[Task], num_processes: int) -> dict[int, Any]:
+def _asked(tasks: Sequence[Task], num_processes: int, tell: Callable[[Any], None]) -> dict[int, Any]:
     answers: dict[int, Any] = {}
     with ExitStack() as stack:
         queue = _queue(len(tasks))
@@ -44,9 +50,11 @@ def _asked(tasks: Sequence[Task], num_processes: int) -> dict[int, Any]:
                 assert isinstance(each, Connection)
                 try:
                     index, answer = json.loads(each.recv_bytes())
-                    answers[index] = answer
                 except EOFError:
                     left.remove(each)
+                    continue
+                answers[index] = answer
+                tell(answer)
     return answers
 
 

@@ -45,6 +45,18 @@ def test_an_error_is_raised_as_if_the_task_ran_here() -> None:
         on_all_cores([lambda: 1, fails, lambda: 3])
 
 
+def test_answers_are_told_as_they_come_until_that_is_an_error() -> None:
+    told: list[int] = []
+    assert on_all_cores([partial(int, index) for index in range(_NUM_TASKS)], told.append) == list(range(_NUM_TASKS))
+    assert sorted(told) == list(range(_NUM_TASKS))
+
+    def stops(answer: int) -> None:
+        raise LookupError(f"enough after {answer}")
+
+    with pytest.raises(LookupError, match="enough after"):
+        on_all_cores([partial(int, index) for index in range(_NUM_TASKS)], stops)
+
+
 def test_a_task_whose_process_is_killed_is_computed_here() -> None:
     here = os.getpid()
 
