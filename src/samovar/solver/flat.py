@@ -50,7 +50,7 @@ class Solver(Protocol):
         ...
 
     def state_dict(self) -> State:
-        """Every history of every parameter, by `history_key`, the solver's type, and where it began if not at step 0."""
+        """Every history of every parameter, by `history_key`, the type, and where the histories begin if not at 0."""
         ...
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:

@@ -45,7 +45,7 @@ class Fragment:
     """A run of the flat weights that is exchanged as one, after the steps whose number leaves `due` of a period.
 
     Arrays are views: x_i, c, v and the area that `runner` sums over ranks. `residual` is what messages left out, empty
-    without a codec.
+    without a codec. The first `num_learned` elements are learned.
     """
 
     due: int
@@ -55,6 +55,7 @@ class Fragment:
     summed: Array
     runner: PlanRunner
     residual: Floats
+    num_learned: int
     phase: Phase = Phase.COMMON
     is_under_way: bool = False
 
@@ -69,7 +70,7 @@ class Fragment:
         if self.is_under_way:
             self.runner.finish(deadline)
             self.is_under_way = False
-            outer.apply(self.summed, self.center, self.velocity)
+            self._step(outer, self.center, self.velocity)
 
     def mix(self, share: float) -> None:
         """x_i = share x_i + (1 - share) c"""
@@ -87,8 +88,14 @@ class Fragment:
             np.subtract(self.center, self.weights, out=self.summed)
             self.runner.run(deadline)
             self.residual[:] = kept
-            outer.apply(self.summed, ahead, self.velocity.copy())
+            self._step(outer, ahead, self.velocity.copy())
         self.summed[:] = ahead
+
+    def _step(self, outer: OuterStep, center: Array, velocity: Array) -> None:
+        """Statistics, which are not learned, take the mean."""
+        mean = OuterStep(outer.world_size, 1.0, 0.0)
+        for step, part in ((outer, slice(self.num_learned)), (mean, slice(self.num_learned, None))):
+            step.apply(self.summed[part], center[part], velocity[part])
 
 
 def cut(num_elements: int, num_parts: int) -> list[slice]:

@@ -37,11 +37,12 @@ class SlowMo(DiLoCo):
     Source: Wang, Tantia, Ballas and Rabbat 2020, SlowMo, equations 2 and 3.
     """
 
-    def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
-        rate, momentum = (np.float32(value) for value in self._outer)
-        self._shared /= np.float32(self._world_size)
-        delta = center - self._shared
-        velocity *= momentum
+    def _outer_step(
+        self, weights: Array, center: Array, velocity: Array, summed: Array, rate: float, momentum: float
+    ) -> None:
+        summed /= np.float32(self._world_size)
+        delta = center - summed
+        velocity *= np.float32(momentum)
         velocity += delta
-        center -= rate * velocity
+        center -= np.float32(rate) * velocity
         weights[:] = center
