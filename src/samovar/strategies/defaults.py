@@ -43,14 +43,12 @@ def _of_recipe(config: StrategyConfig, world_size: int) -> dict[str, float]:
 
 def warnings(config: StrategyConfig, world_size: int, steps: range = range(0)) -> tuple[str, ...]:
     """Warnings about a resolved `config` for these `steps` of a run, a sentence each."""
-    period, has_center = config.sync_period_steps or 1, config.needs_center or config.traits.is_elastic
-    if has_center and steps and steps.stop // period == steps.start // period:
-        text = (
-            f"--sync-period {period}: no exchange comes in steps {steps.start} to {steps.stop}, so the center, which "
-            f"is tested and saved, learns nothing; give at most {len(steps)}, or more --iterations"
-        )
-        return (text, *kind_of(config.name).warnings(config, world_size))
-    return kind_of(config.name).warnings(config, world_size)
+    period, own = config.sync_period_steps or 1, kind_of(config.name).warnings(config, world_size)
+    has_center = config.needs_center or config.traits.is_elastic
+    if not (has_center and steps and steps.stop // period == steps.start // period):
+        return own
+    text = f"--sync-period {period}: no exchange comes in steps {steps.start} to {steps.stop}, so the center, which is"
+    return (f"{text} tested and saved, learns nothing; give at most {len(steps)}, or more --iterations", *own)
 
 
 def described(config: StrategyConfig) -> str:

@@ -175,14 +175,11 @@ class DiLoCo(LocalSteps):
 
     def _step_center(self, *arrays: Array) -> None:
         """weights = center = a step by the sum of all weights; statistics would overshoot, so c has their mean."""
-        learned, others = slice(self._num_learned), slice(self._num_learned, None)
-        self._outer_step(*(array[learned] for array in (*arrays, self._shared)), *self._outer)
-        self._outer_step(*(array[others] for array in (*arrays, self._shared)), 1.0, 0.0)
+        for part, outer in ((slice(self._num_learned), self._outer), (slice(self._num_learned, None), (1.0, 0.0))):
+            self._outer_step(*(array[part] for array in (*arrays, self._shared)), *outer)
 
-    def _outer_step(
-        self, weights: Array, center: Array, velocity: Array, summed: Array, rate: float, momentum: float
-    ) -> None:
-        near.outer_step(weights, center, velocity, summed, self._world_size, rate, momentum)
+    def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
+        near.outer_step(weights, center, velocity, summed, self._world_size, *outer)
 
     def drain(self) -> None:
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""

@@ -15,20 +15,21 @@ from samovar.transports.base import Array
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """A step of SGD with Nesterov's momentum, by the mean of `world_size` differences."""
+    """A step of SGD with Nesterov's momentum, by the mean of `world_size` differences; by that alone if not learned."""
 
     world_size: int
     rate: float
     momentum: float
 
-    def apply(self, differences: Array, center: Array, velocity: Array) -> None:
+    def apply(self, differences: Array, center: Array, velocity: Array, num_learned: int) -> None:
         """Change center and velocity in place, by the sum of differences, whose array is scratch afterwards."""
         rate, momentum = np.float32(self.rate), np.float32(self.momentum)
         differences /= np.float32(self.world_size)
+        moves, velocity = differences[:num_learned], velocity[:num_learned]
         velocity *= momentum
-        velocity += differences
-        differences += momentum * velocity
-        differences *= rate
+        velocity += moves
+        moves += momentum * velocity
+        moves *= rate
         center -= differences
 
 
@@ -70,7 +71,7 @@ class Fragment:
         if self.is_under_way:
             self.runner.finish(deadline)
             self.is_under_way = False
-            self._step(outer, self.center, self.velocity)
+            outer.apply(self.summed, self.center, self.velocity, self.num_learned)
 
     def mix(self, share: float) -> None:
         """x_i = share x_i + (1 - share) c"""
@@ -88,14 +89,8 @@ class Fragment:
             np.subtract(self.center, self.weights, out=self.summed)
             self.runner.run(deadline)
             self.residual[:] = kept
-            self._step(outer, ahead, self.velocity.copy())
+            outer.apply(self.summed, ahead, self.velocity.copy(), self.num_learned)
         self.summed[:] = ahead
-
-    def _step(self, outer: OuterStep, center: Array, velocity: Array) -> None:
-        """Statistics, which are not learned, take the mean."""
-        mean = OuterStep(outer.world_size, 1.0, 0.0)
-        for step, part in ((outer, slice(self.num_learned)), (mean, slice(self.num_learned, None))):
-            step.apply(self.summed[part], center[part], velocity[part])
 
 
 def cut(num_elements: int, num_parts: int) -> list[slice]:

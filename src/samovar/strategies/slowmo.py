@@ -37,12 +37,11 @@ class SlowMo(DiLoCo):
     Source: Wang, Tantia, Ballas and Rabbat 2020, SlowMo, equations 2 and 3.
     """
 
-    def _outer_step(
-        self, weights: Array, center: Array, velocity: Array, summed: Array, rate: float, momentum: float
-    ) -> None:
+    def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
+        rate, momentum = (np.float32(value) for value in outer)
         summed /= np.float32(self._world_size)
         delta = center - summed
-        velocity *= np.float32(momentum)
+        velocity *= momentum
         velocity += delta
-        center -= np.float32(rate) * velocity
+        center -= rate * velocity
         weights[:] = center

@@ -60,9 +60,8 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
     # Ranks that exchange gradients have one momentum; else a snapshot's is that of one worker.
     is_common = _exchanged_gradients(snapshot.config)
     momentum = parts["momentum"] if is_common else {}
-    notice = f"{path}: saved by {had}; {has} start from its weights, and from zero momentum"
-    if is_common:
-        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
+    taken = " and momentum" if is_common else ", and from zero momentum"
+    notice = f"{path}: saved by {had}; {has} start from its weights{taken}"
     if is_common and "strategy" not in parts:
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
         return ResumePoint(step, parts["weights"], momentum, parts.get("factors", {}) if had == has else {}, notices)

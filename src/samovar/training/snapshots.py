@@ -163,8 +163,7 @@ def private_state(learner: Learner) -> State:
     parts: dict[str, State] = {}
     if learner.evaluated.differ_between_ranks:
         parts["weights"] = learner.model.state_dict()
-    if learner.strategy.exchanges == "weights" and parts:
-        parts["momentum"] = learner.solver.state_dict()
+        parts["momentum"] = learner.solver.state_dict() if learner.strategy.exchanges == "weights" else {}
     if learner.has_residuals:
         parts["strategy"] = learner.strategy.state_dict()
     return {f"{part}/{name}": value for part, state in parts.items() for name, value in state.items()}

@@ -69,7 +69,7 @@ def announce(
         buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
-    warned = (*_warnings(opened, learner, range(schedule.first_step, schedule.num_steps)), *start_notices)
+    warned = (*_warnings(opened, learner, schedule), *start_notices)
     for level, texts in (("info", _decided(opened)), ("warning", warned)):
         for text in texts:
             context.writer.write(Notice(level=level, text=text))
@@ -84,12 +84,12 @@ def _decided(opened: Opened) -> Iterator[str]:
         yield sentence
 
 
-def _warnings(opened: Opened, learner: build.Learner, steps: range) -> Iterator[str]:
+def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Iterator[str]:
     config, caffe = opened.context.config, opened.caffe
     if not config.by_caffe:
         yield from caffe.only_for_caffe
     yield from (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings, *learner.notices)
-    yield from strategy_warnings(config.strategy, config.workers, steps)
+    yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 
 
 def transport_of(config: RunConfig) -> str:
