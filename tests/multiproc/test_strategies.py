@@ -173,4 +173,6 @@ def assert_equal_momentum(out: Path, other: Path) -> None:
     )
     for name, array in theirs.items():
         if isinstance(array, np.ndarray):
-            np.testing.assert_allclose(np.asarray(mine[name]), array, rtol=1e-2, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(
+                np.asarray(mine[name], np.float32), array.astype(np.float32), rtol=1e-2, atol=1e-4, err_msg=name
+            )

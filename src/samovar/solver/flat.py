@@ -123,7 +123,7 @@ class FlatSolver:
                 self._apply(step, waiting.bucket, waiting.gradient_scale * factor)
 
     def state_dict(self) -> State:
-        state: State = {_TYPE: self.config.type} | ({_BEGUN_AT: self._begun_at} if self._begun_at else {})
+        state: State = {_TYPE: self.config.type, **({_BEGUN_AT: self._begun_at} if self._begun_at else {})}
         for index, history in enumerate(self.histories):
             state |= {history_key(name, index): array for name, array in history.logical_arrays().items()}
         return state

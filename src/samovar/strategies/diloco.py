@@ -176,7 +176,8 @@ class DiLoCo(LocalSteps):
     def _step_center(self, *arrays: Array) -> None:
         """weights = center = a step by the sum of all weights; statistics would overshoot, so c has their mean."""
         for part, outer in ((slice(self._num_learned), self._outer), (slice(self._num_learned, None), (1.0, 0.0))):
-            self._outer_step(*(array[part] for array in (*arrays, self._shared)), *outer)
+            weights, center, velocity, summed = (array[part] for array in (*arrays, self._shared))
+            self._outer_step(weights, center, velocity, summed, *outer)
 
     def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
         near.outer_step(weights, center, velocity, summed, self._world_size, *outer)
