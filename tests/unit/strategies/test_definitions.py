@@ -275,7 +275,6 @@ def test_exchanges_are_due_after_every_period(name: str) -> None:
         (StrategyConfig("diloco", "ring", sync_period_steps=50), 2, 0.999),
         (StrategyConfig("diloco", "ring", sync_period_steps=10, fragments=2, delay_steps=3), 2, 0.999),
         (StrategyConfig("slowmo", "ring", outer_momentum=0.9), 3, 0.999),
-        (StrategyConfig("async-msgd", look_ahead=True), 4, 0.9),
         (StrategyConfig("async-msgd", center_momentum=0.9), 2, 0.999),
     ],
     ids=lambda value: value.name if isinstance(value, StrategyConfig) else f"{value}",
