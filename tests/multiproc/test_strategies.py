@@ -97,6 +97,16 @@ def test_other_workers_and_strategies_go_on_from_the_common_weights(solver: Path
     assert not any(np.any(array) for array in momentum if isinstance(array, np.ndarray))
 
 
+def test_more_workers_go_on_in_one_state(solver: Path, whole: Whole, tmp_path: Path) -> None:
+    """A rank that the snapshot has no part of begins as the others do, also with the outer momentum."""
+    saved = whole("diloco") / "snapshots" / f"step_{SAVED_STEP:08}"
+    more = ("--snapshot", saved, "--iterations", SAVED_STEP + 12, "--out", "more", *STRATEGIES["diloco"])
+    ended = succeed(*arguments_of(solver, *more, workers=3), folder=tmp_path)
+    assert "3 workers with diloco start from its weights, and from zero momentum" in ended.errors
+    parts = read_snapshot(tmp_path / "more" / "snapshots" / f"step_{SAVED_STEP + 12:08}").parts
+    assert {"rank_0", "rank_1", "rank_2"} <= parts.keys()
+
+
 def test_the_settings_stand_in_the_configuration_and_at_the_start(whole: Whole) -> None:
     settings: Any = read_snapshot(whole("diloco") / "snapshots" / f"step_{NUM_STEPS:08}").config["strategy"]
     assert settings["name"] == "diloco"
@@ -145,8 +155,24 @@ def test_statistics_are_the_ranks_mean_where_they_are_evaluated(strategy: str, d
     saved = tmp_path / "whole" / "snapshots" / f"step_{SAVED_STEP:08}"
     succeed(*arguments, "--snapshot", saved, "--out", "resumed", folder=tmp_path)
     assert result_of(tmp_path / "resumed")["weights_sha256"] == result_of(tmp_path / "whole")["weights_sha256"]
+    if strategy == "sync":  # by ranks that divide updates: the momentum of all is the whole one
+        otherwise = arguments_of(solver, "--overlap", "backward", "--bucket", "layer", "--snapshot", saved)
+        succeed(*otherwise, "--out", "otherwise", folder=tmp_path)
+        assert_equal_momentum(tmp_path / "otherwise", tmp_path / "whole")
     parts = read_snapshot(saved).parts
     for index in range(3):
         own = [np.asarray(parts[f"rank_{rank}"][f"weights/norm/{index}"]) for rank in range(2)]
         np.testing.assert_array_equal(parts["weights"][f"norm/{index}"], (own[0] + own[1]) / np.float32(2))
     assert (parts["rank_0"]["weights/norm/0"] != parts["rank_1"]["weights/norm/0"]).all()
+
+
+def assert_equal_momentum(out: Path, other: Path) -> None:
+    """Up to the rounding of sums in another order."""
+    mine, theirs = (
+        read_snapshot(folder / "snapshots" / f"step_{NUM_STEPS:08}").parts["momentum"] for folder in (out, other)
+    )
+    for name, array in theirs.items():
+        if isinstance(array, np.ndarray):
+            np.testing.assert_allclose(
+                np.asarray(mine[name], np.float32), array.astype(np.float32), rtol=1e-2, atol=1e-4, err_msg=name
+            )

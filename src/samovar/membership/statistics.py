@@ -50,7 +50,6 @@ class ShownStatistics:
 
     def mean(self) -> Array:
         """The mean of all that were shown; zeros if none was."""
-
         shown, total, count = np.empty_like(self._region.array), np.zeros_like(self.own), 0
         for rank in self._ranks:
             self._region.window.get(rank, self._region.offset, shown)

@@ -50,11 +50,15 @@ class Solver(Protocol):
         ...
 
     def state_dict(self) -> State:
-        """Every history of every parameter, by `history_key`, and the solver's type."""
+        """Every history of every parameter, by `history_key`, the type, and where the histories begin if not at 0."""
         ...
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """Load a state of `state_dict`. Raise InputError for another net or another type of solver."""
+        ...
+
+    def begin_again(self) -> None:
+        """Set the histories to zero. The next step then counts as the first one."""
         ...
 
 
@@ -63,7 +67,7 @@ def history_key(name: str, index: int) -> str:
     return name if index == 0 else f"{name}#{index + 1}"
 
 
-_TYPE = "type"
+_TYPE, _BEGUN_AT = "type", "begun_at"
 
 
 class FlatSolver:
@@ -105,6 +109,7 @@ class FlatSolver:
         self._num_learned = sum(entry.spec.is_learned for entry in weights.layout.entries)
         self._rows: dict[int, _BucketRows | near.NearRows] = {}
         self._waiting: list[_Waiting] = []
+        self._begun_at: int | None = None  # the first step that the histories hold
 
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         if self.config.clip_gradients is None:
@@ -118,13 +123,13 @@ class FlatSolver:
                 self._apply(step, waiting.bucket, waiting.gradient_scale * factor)
 
     def state_dict(self) -> State:
-        state: State = {_TYPE: self.config.type}
+        state: State = {_TYPE: self.config.type, **({_BEGUN_AT: self._begun_at} if self._begun_at else {})}
         for index, history in enumerate(self.histories):
             state |= {history_key(name, index): array for name, array in history.logical_arrays().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        arrays = {key: value for key, value in state.items() if key != _TYPE}
+        arrays = {key: value for key, value in state.items() if key not in (_TYPE, _BEGUN_AT)}
         names = [entry.spec.name for entry in self._weights.layout.entries]
         self._check_type(state, len(arrays) / max(1, len(names)))
         parts = [{history_key(name, index) for name in names} for index in range(len(self.histories))]
@@ -134,6 +139,12 @@ class FlatSolver:
         for index, history in enumerate(self.histories):
             found = {name: arrays[key] for name in names if (key := history_key(name, index)) in arrays}
             history.load_state_dict(found, "momentum" if index == 0 else "second history")
+        self._begun_at = int(state.get(_BEGUN_AT, 0))
+
+    def begin_again(self) -> None:
+        self._begun_at = None
+        for history in self.histories:
+            history.tensor_N.zero_()
 
     def _check_type(self, state: Mapping[str, StateValue], num_histories: float) -> None:
         ours, theirs = self.config.type, state.get(_TYPE)
@@ -147,7 +158,9 @@ class FlatSolver:
 
     def _apply(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         rows = self._rows_of(bucket)
-        rate = self.config.policy.rate(step) * self._rule.rate_factor(self.config, step)
+        if self._begun_at is None:
+            self._begun_at = step
+        rate = self.config.policy.rate(step) * self._rule.rate_factor(self.config, max(0, step - self._begun_at))
         weights, gradients = self._weights.array_N, self._gradients.array_N
         histories = [history.array_N for history in self.histories]
         if isinstance(rows, near.NearRows):
@@ -233,7 +246,7 @@ class Rule:
 
 
 def _bias_correction(config: SolverConfig, step: int) -> float:
-    """sqrt(1 - momentum2^t) / (1 - momentum^t), with the kernel's float32 constants."""
+    """sqrt(1 - momentum2^t) / (1 - momentum^t) in step t, from 1 on, of the histories; the kernel's constants."""
     momentum, momentum2 = float(np.float32(config.momentum)), float(np.float32(config.momentum2))
     return math.sqrt(1.0 - momentum2 ** (step + 1)) / (1.0 - momentum ** (step + 1))
 

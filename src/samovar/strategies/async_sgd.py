@@ -104,6 +104,7 @@ class AsyncSgd(CenterSteps):
         self._max_staleness_steps = place.chosen.max_staleness_steps
         self._pulled = np.empty_like(self._weights)
         self._momentum = place.chosen.center_momentum or 0.0
+        self._num_workers, self._num_learned = place.num_workers, place.num_learned
 
     def begin_step(self, _step: int) -> None:
         """The first time: pull."""
@@ -125,6 +126,8 @@ class AsyncSgd(CenterSteps):
         if self._is_too_stale():
             return
         difference = np.subtract(self._weights, self._pulled, out=self._pulled)
+        if self._momentum:  # of statistics c takes the mean change
+            difference[self._num_learned :] *= np.float32((1.0 - self._momentum) / self._num_workers)
         deadline = self._deadline()
         self._note_update(self._center.accumulate(self._next_sequence(), difference, deadline, self._momentum))
         self._take_center()
@@ -167,6 +170,7 @@ class AsyncMsgd(AsyncSgd):
         c = c + v
 
     With `look_ahead` each of P workers steps from c_pulled = c + P v: about where c will be when its d comes there.
+    Of statistics of forward passes (BatchNorm's) d is (1 - mu) / P of the change, and nobody looks ahead.
 
     Cost: as `AsyncSgd`, and N floats at the center; with `look_ahead` N more at each worker, which it reads too.
 
@@ -175,7 +179,6 @@ class AsyncMsgd(AsyncSgd):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._num_workers = place.num_workers
         self._ahead = np.empty_like(self._weights) if place.chosen.look_ahead else None
 
     def resize(self, num_workers: int) -> None:
@@ -185,7 +188,7 @@ class AsyncMsgd(AsyncSgd):
         if self._ahead is not None:
             cast(CenterWithVelocity, self._center).read_velocity(self._ahead, self._deadline())
             self._ahead *= np.float32(self._num_workers)
-            self._pulled += self._ahead
+            self._pulled[: self._num_learned] += self._ahead[: self._num_learned]
         super()._step_from_pulled()
 
     def state_dict(self) -> State:

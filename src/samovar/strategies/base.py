@@ -81,6 +81,11 @@ class Place:
         assert self.others is not None, self
         return self.others
 
+    @property
+    def num_learned(self) -> int:
+        """The first elements of the weights are learned; the others are statistics of forward passes, or frozen."""
+        return max((bucket.stop for bucket in self.buckets), default=0)
+
 
 class Strategy:
     """The places in a step where a strategy may act; see `samovar.training.step`.

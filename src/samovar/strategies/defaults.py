@@ -41,9 +41,14 @@ def _of_recipe(config: StrategyConfig, world_size: int) -> dict[str, float]:
     return {name: rule(config, world_size) for name, rule in recipe.settings.items()}
 
 
-def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
-    """Warnings about a resolved `config`, a sentence each."""
-    return kind_of(config.name).warnings(config, world_size)
+def warnings(config: StrategyConfig, world_size: int, steps: range = range(0)) -> tuple[str, ...]:
+    """Warnings about a resolved `config` for these `steps` of a run, a sentence each."""
+    period, own = config.sync_period_steps or 1, kind_of(config.name).warnings(config, world_size)
+    has_center = config.needs_center or config.traits.is_elastic
+    if not (has_center and steps and steps.stop // period == steps.start // period):
+        return own
+    text = f"--sync-period {period}: no exchange comes in steps {steps.start} to {steps.stop}, so the center, which is"
+    return (f"{text} tested and saved, learns nothing; give at most {len(steps)}, or more --iterations", *own)
 
 
 def described(config: StrategyConfig) -> str:
@@ -77,7 +82,8 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
 
         f P eta / (1 - mu_c) = eta / (1 - mu)
 
-    mu_c is the momentum that the center keeps; f = 1 if mu_c is given, unless workers look ahead. With `keep_momentum`
+    mu_c is the momentum that the center keeps; f = 1 if mu_c is given, unless workers look ahead. A solver with mu = 0
+    (Adam, say) gives the center that of 0.9, and moves it at its own speed. With `keep_momentum`
     each worker keeps mu, and f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
@@ -93,9 +99,9 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         is_given, looks_ahead = config.center_momentum is not None, bool(config.look_ahead)
         if not looks_ahead and (is_given or not momentum):
             return MomentumShares(config, 0.0, refusal=refusal)
-        momentum = momentum or WORKERS_MOMENTUM
         if not is_given:
-            config = replace(config, center_momentum=center_momentum(momentum, num_workers, looks_ahead))
+            at_center = center_momentum(momentum or WORKERS_MOMENTUM, num_workers, looks_ahead)
+            config = replace(config, center_momentum=at_center)
         return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
     share = round(1.0 / num_workers, 6)
     if not momentum:

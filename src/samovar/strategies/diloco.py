@@ -106,7 +106,8 @@ class DiLoCo(LocalSteps):
         c     = c - rate * (delta + momentum * v)
         x_i   = c
 
-    which is a step of torch's SGD(nesterov=True). With fragments, a delay, mixing or a codec it is `StreamingDiLoCo`.
+    which is a step of torch's SGD(nesterov=True). Statistics of forward passes (BatchNorm's) take no such step: c has
+    their mean. With fragments, a delay, mixing or a codec it is `StreamingDiLoCo`.
     The inner optimizer's momentum stays with its worker.
     Evaluated and saved: c; between two exchanges, after `drain`, what an exchange at that moment would make of c.
 
@@ -119,6 +120,7 @@ class DiLoCo(LocalSteps):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._outer = place.chosen["outer_rate"], place.chosen["outer_momentum"]
+        self._num_learned = place.num_learned
         self._center = self._weights.copy()
         self._velocity = self._weights.copy()
         self._velocity[:] = 0.0
@@ -164,21 +166,27 @@ class DiLoCo(LocalSteps):
 
     def _exchange(self) -> None:
         self._sum_weights()
-        self._outer_step(self._weights, self._center, self._velocity)
+        self._step_center(self._weights, self._center, self._velocity)
         self._is_common = True
 
     def _sum_weights(self) -> None:
         self._shared[:] = self._weights
         self._all_reduce.run(self._deadline())
 
-    def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
-        near.outer_step(weights, center, velocity, self._shared, self._world_size, *self._outer)
+    def _step_center(self, *arrays: Array) -> None:
+        """weights = center = a step by the sum of all weights; statistics would overshoot, so c has their mean."""
+        for part, outer in ((slice(self._num_learned), self._outer), (slice(self._num_learned, None), (1.0, 0.0))):
+            weights, center, velocity, summed = (array[part] for array in (*arrays, self._shared))
+            self._outer_step(weights, center, velocity, summed, *outer)
+
+    def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
+        near.outer_step(weights, center, velocity, summed, self._world_size, *outer)
 
     def drain(self) -> None:
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""
         if not self._is_common and self._ahead is None:
             self._sum_weights()
-            self._outer_step(self._shared, self._center.copy(), self._velocity.copy())
+            self._step_center(self._shared, self._center.copy(), self._velocity.copy())
             self._ahead = self._shared
 
     def center(self) -> Array | None:
@@ -282,7 +290,8 @@ class StreamingDiLoCo(DiLoCo):
     def _fragment(self, number: int, part: slice, runner: PlanRunner, residual: Floats) -> Fragment:
         due = (number + 1) * self._sync_period_steps // self._num_fragments % self._sync_period_steps
         weights, center, velocity = self._weights[part], self._center[part], self._velocity[part]
-        return Fragment(due, weights, center, velocity, self._shared[part], runner, residual)
+        num_learned = min(max(self._num_learned - part.start, 0), part.stop - part.start)
+        return Fragment(due, weights, center, velocity, self._shared[part], runner, residual, num_learned)
 
     def _stepped(self) -> None:
         self._ahead = None

@@ -15,20 +15,21 @@ from samovar.transports.base import Array
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """A step of SGD with Nesterov's momentum, by the mean of `world_size` differences."""
+    """A step of SGD with Nesterov's momentum, by the mean of `world_size` differences; by that alone if not learned."""
 
     world_size: int
     rate: float
     momentum: float
 
-    def apply(self, differences: Array, center: Array, velocity: Array) -> None:
+    def apply(self, differences: Array, center: Array, velocity: Array, num_learned: int) -> None:
         """Change center and velocity in place, by the sum of differences, whose array is scratch afterwards."""
         rate, momentum = np.float32(self.rate), np.float32(self.momentum)
         differences /= np.float32(self.world_size)
+        moves, velocity = differences[:num_learned], velocity[:num_learned]
         velocity *= momentum
-        velocity += differences
-        differences += momentum * velocity
-        differences *= rate
+        velocity += moves
+        moves += momentum * velocity
+        moves *= rate
         center -= differences
 
 
@@ -45,7 +46,7 @@ class Fragment:
     """A run of the flat weights that is exchanged as one, after the steps whose number leaves `due` of a period.
 
     Arrays are views: x_i, c, v and the area that `runner` sums over ranks. `residual` is what messages left out, empty
-    without a codec.
+    without a codec. The first `num_learned` elements are learned.
     """
 
     due: int
@@ -55,6 +56,7 @@ class Fragment:
     summed: Array
     runner: PlanRunner
     residual: Floats
+    num_learned: int
     phase: Phase = Phase.COMMON
     is_under_way: bool = False
 
@@ -69,7 +71,7 @@ class Fragment:
         if self.is_under_way:
             self.runner.finish(deadline)
             self.is_under_way = False
-            outer.apply(self.summed, self.center, self.velocity)
+            outer.apply(self.summed, self.center, self.velocity, self.num_learned)
 
     def mix(self, share: float) -> None:
         """x_i = share x_i + (1 - share) c"""
@@ -87,7 +89,7 @@ class Fragment:
             np.subtract(self.center, self.weights, out=self.summed)
             self.runner.run(deadline)
             self.residual[:] = kept
-            outer.apply(self.summed, ahead, self.velocity.copy())
+            outer.apply(self.summed, ahead, self.velocity.copy(), self.num_learned)
         self.summed[:] = ahead
 
 

@@ -37,10 +37,10 @@ class SlowMo(DiLoCo):
     Source: Wang, Tantia, Ballas and Rabbat 2020, SlowMo, equations 2 and 3.
     """
 
-    def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
-        rate, momentum = (np.float32(value) for value in self._outer)
-        self._shared /= np.float32(self._world_size)
-        delta = center - self._shared
+    def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
+        rate, momentum = (np.float32(value) for value in outer)
+        summed /= np.float32(self._world_size)
+        delta = center - summed
         velocity *= momentum
         velocity += delta
         center -= rate * velocity

@@ -69,8 +69,7 @@ class FiniteCheck:
 
     def _follow(self, strategy: CenterSteps) -> None:
         if strategy.has_started_anew():
-            for history in self._solver.histories:
-                history.tensor_N.zero_()
+            self._solver.begin_again()
         if strategy.is_lost:
             raise self._lost(strategy, "had weights that are not finite too often in a row")
 

@@ -57,27 +57,27 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
     snapshot = read_snapshot(path, lambda part: part in (own, *_COMMON_PARTS))
     step, parts = snapshot.step, snapshot.parts
     had, has = _sharing(snapshot.config), _sharing(config.to_json())
-    if "strategy" not in parts:
-        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
+    # Ranks that exchange gradients have one momentum; else a snapshot's is that of one worker.
+    is_common = _exchanged_gradients(snapshot.config)
+    momentum = parts["momentum"] if is_common else {}
+    taken = " and momentum" if is_common else ", and from zero momentum"
+    notice = f"{path}: saved by {had}; {has} start from its weights{taken}"
+    if is_common and "strategy" not in parts:
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
-        kept = parts.get("factors", {}) if had == has else {}
-        return ResumePoint(step, parts["weights"], parts["momentum"], kept, notices)
-    if had != has and _codec(snapshot.config) is not None and _exchanged_gradients(snapshot.config):
-        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum, but lose the unsent gradients"
-        return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))
-    if own not in parts and _strategy_name(snapshot.config) == config.strategy.name:
+        return ResumePoint(step, parts["weights"], momentum, parts.get("factors", {}) if had == has else {}, notices)
+    if had != has and _codec(snapshot.config) is not None and is_common:
+        return ResumePoint(step, parts["weights"], momentum, {}, (f"{notice}, but lose the unsent gradients",))
+    if config.is_async and _strategy_name(snapshot.config) == config.strategy.name:
         notice = f"{path}: all workers start from the center that it holds; their momentum starts from zero"
-        return ResumePoint(step, parts["weights"], {}, parts["strategy"], (notice,))
+        return ResumePoint(step, parts["weights"], {}, parts.get("strategy", {}), (notice,))
     if had != has:
-        notice = f"{path}: saved by {had}; {has} start from its weights, and from zero momentum"
-
-        return ResumePoint(step, parts["weights"], {}, {}, (notice,))
+        return ResumePoint(step, parts["weights"], momentum, {}, (notice,))
     if rank == 0:  # before the run is announced: another rank would find its own damaged part too late
         verify(path)
-    weights, momentum, kept = (
+    weights, own_momentum, kept = (
         _under(f"{part}/", parts[own]) or parts[part] for part in ("weights", "momentum", "strategy")
     )
-    return ResumePoint(step, weights, momentum, kept)
+    return ResumePoint(step, weights, momentum or own_momentum, kept)
 
 
 def _sharing(config: Mapping[str, object]) -> str:

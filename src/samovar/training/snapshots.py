@@ -162,7 +162,8 @@ def private_state(learner: Learner) -> State:
     """A worker's own state: `weights/` and `momentum/` with the parameter's name, and `strategy/` with its names."""
     parts: dict[str, State] = {}
     if learner.evaluated.differ_between_ranks:
-        parts |= {"weights": learner.model.state_dict(), "momentum": learner.solver.state_dict()}
+        parts["weights"] = learner.model.state_dict()
+        parts["momentum"] = learner.solver.state_dict() if learner.strategy.exchanges == "weights" else {}
     if learner.has_residuals:
         parts["strategy"] = learner.strategy.state_dict()
     return {f"{part}/{name}": value for part, state in parts.items() for name, value in state.items()}

@@ -69,7 +69,8 @@ def announce(
         buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
-    for level, texts in (("info", _decided(opened)), ("warning", (*_warnings(opened, learner), *start_notices))):
+    warned = (*_warnings(opened, learner, schedule), *start_notices)
+    for level, texts in (("info", _decided(opened)), ("warning", warned)):
         for text in texts:
             context.writer.write(Notice(level=level, text=text))
 
@@ -83,12 +84,12 @@ def _decided(opened: Opened) -> Iterator[str]:
         yield sentence
 
 
-def _warnings(opened: Opened, learner: build.Learner) -> Iterator[str]:
+def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Iterator[str]:
     config, caffe = opened.context.config, opened.caffe
     if not config.by_caffe:
         yield from caffe.only_for_caffe
     yield from (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings, *learner.notices)
-    yield from strategy_warnings(config.strategy, config.workers)
+    yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 
 
 def transport_of(config: RunConfig) -> str:

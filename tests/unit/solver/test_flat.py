@@ -1,5 +1,6 @@
 """Every solver against the same rule in NumPy: bit for bit in float32, closely in float64."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,40 @@ def test_training_goes_on_from_a_state_as_if_never_stopped(kind: str) -> None:
     other_weights.array_N[...] = saved
     train(resumed, other_gradients, range(4, 6), 1)
     assert np.array_equal(weights.array_N, other_weights.array_N)
+
+
+def test_a_solver_that_begins_late_corrects_its_means_for_the_steps_that_they_hold() -> None:
+    """A worker that starts again from the center has no means yet: at step 1000 its steps are those of step 0."""
+    config = replace(config_of("Adam", weight_decay=0.0), policy=PolicyConfig("fixed", 0.05))
+    early, late = start(config), start(config)
+    step_once(early, 0, seed=3)
+    step_once(late, 1000, seed=3)
+    assert np.array_equal(early[1].array_N, late[1].array_N)
+    resumed = start(config)
+    resumed[0].load_state_dict(late[0].state_dict())
+    resumed[1].array_N[...] = late[1].array_N
+    step_once(early, 1, seed=4)
+    step_once(resumed, 1001, seed=4)
+    assert np.array_equal(early[1].array_N, resumed[1].array_N)
+
+
+def test_a_solver_that_begins_again_steps_as_a_new_one() -> None:
+    again, fresh = start(config_of("Adam")), start(config_of("Adam"))
+    for step in range(3):
+        step_once(again, step, seed=step)
+    again[0].begin_again()
+    again[1].load_state_dict(with_zeros(random_values(0)), "weights")
+    assert not any(history.array_N.any() for history in again[0].histories)
+    step_once(again, 3, seed=5)
+    step_once(fresh, 3, seed=5)
+    assert np.array_equal(again[1].array_N, fresh[1].array_N)
+
+
+def step_once(started: tuple[Solver, FlatBuffer, FlatBuffer], step: int, seed: int) -> None:
+    solver, _, gradients = started
+    gradients.load_state_dict(random_values(seed), "gradients")
+    for bucket in LAYOUT.buckets(1):
+        solver.update(step, bucket, SCALE)
 
 
 def test_a_state_without_a_type_is_that_of_an_older_version() -> None:

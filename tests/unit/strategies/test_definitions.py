@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.strategies.base import Buffers
+from samovar.core.layout import Layout, ParameterSpec
+from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import cut
 from samovar.transports.base import Region
+from samovar.transports.shm import ShmTransport
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
+from tests.threads import on_threads
 from tests.unit.strategies import references
 from tests.unit.strategies.harness import (
     LAYOUT,
@@ -25,6 +29,7 @@ from tests.unit.strategies.harness import (
     Job,
     Left,
     PlainCollectives,
+    in_time,
     on_shm,
     on_sim,
     resume,
@@ -262,3 +267,48 @@ def test_exchanges_are_due_after_every_period(name: str) -> None:
     assert found == (
         ("gradients", list(range(12))) if period is None else ("weights", [*range(period - 1, 12, period)])
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "kept"),
+    [
+        (StrategyConfig("diloco", "ring", sync_period_steps=50), 2, 0.999),
+        (StrategyConfig("diloco", "ring", sync_period_steps=10, fragments=2, delay_steps=3), 2, 0.999),
+        (StrategyConfig("slowmo", "ring", outer_momentum=0.9), 3, 0.999),
+        (StrategyConfig("async-msgd", center_momentum=0.9), 2, 0.999),
+    ],
+    ids=lambda value: value.name if isinstance(value, StrategyConfig) else f"{value}",
+)
+def test_no_momentum_carries_statistics_past_what_a_worker_saw(
+    config: StrategyConfig, world_size: int, kept: float
+) -> None:
+    """BatchNorm's variance falls from 31 to 1: a mean of what was seen is never outside, and never negative."""
+    layout = Layout.pack([ParameterSpec("w", (20,)), ParameterSpec("norm", (2,), is_learned=False)])
+    place = slice(layout.entries[1].offset, layout.entries[1].stop)
+
+    def variances(transport: ShmTransport) -> list[float]:
+        memory = transport.open_window("model", layout.num_elements * 4, 0)
+        weights = Region.of(memory, 0, layout.num_elements, np.float32)
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "ring")
+        seat = None
+        if config.needs_center:
+            center = WindowCenter(transport, layout.num_elements, with_velocity=True)
+            seat = CenterSeat(center, transport.group.rank == 0, world_size)
+        buffers = Buffers(weights, weights.part(0, 0))
+        strategy = build_strategy(config, collectives, layout.buckets(), buffers, in_time, seat)
+        collectives.records(1).gather([0.0], in_time())
+        found = []
+        for step in range(1000):
+            strategy.begin_step(step)
+            seen = 1 + 30 * np.exp(-step / 150)
+            weights.array[place] = np.float32(kept) * weights.array[place] + np.array([seen, 1.0], np.float32)
+            strategy.updated(step)
+            if step % 10 == 9:
+                strategy.drain()
+                common = None if config.needs_center else strategy.center()
+                total, count = (weights.array if common is None else common)[place]
+                found.append(float(total / count) if count else float(seen))
+        return found
+
+    of_ranks = on_threads(world_size, variances)
+    assert 0.999 < np.min(of_ranks) < np.max(of_ranks) < 31.001

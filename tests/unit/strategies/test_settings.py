@@ -258,10 +258,24 @@ def test_a_center_whose_workers_look_ahead_forgets_in_their_steps_what_one_worke
         at_center = shares.config.center_momentum
         assert at_center is not None
         assert at_center**num_workers == pytest.approx(0.9, rel=1e-4)
-        assert num_workers * shares.rate_factor / (1 - at_center) == pytest.approx(1 / (1 - 0.9), rel=1e-3)
+        assert num_workers * shares.rate_factor / (1 - at_center) == pytest.approx(1 / (1 - momentum), rel=1e-3)
         ranks = shared_momentum(resolved(shares.config, num_workers), momentum, num_workers)
         assert (ranks.config.center_momentum, ranks.rate_factor) == (at_center, shares.rate_factor)
     assert resolved(StrategyConfig("async-msgd", look_ahead=True), num_workers).center_momentum == at_center
+
+
+@pytest.mark.parametrize("name", ["sync-easgd", "async-easgd", "async-sgd", "hybrid-easgd", "round-robin-easgd"])
+def test_a_period_without_an_exchange_is_warned_of(name: str) -> None:
+    """The center is what is tested and saved."""
+    config = resolved(StrategyConfig(name, sync_period_steps=50), 2)
+    (text,) = set(warnings(config, 2, range(40))) - set(warnings(config, 2))
+    assert "--sync-period 50: no exchange comes in steps 0 to 40" in text
+    assert "give at most 40, or more --iterations" in text
+    for steps in (range(50), range(40, 60), range(30, 30)):
+        assert warnings(config, 2, steps) == warnings(config, 2)
+    for other in ("local-sgd", "diloco"):  # their weights are averaged when they are evaluated
+        config = resolved(StrategyConfig(other, sync_period_steps=50), 2)
+        assert warnings(config, 2, range(40)) == warnings(config, 2)
 
 
 def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverge() -> None:
