@@ -143,7 +143,7 @@ class CaffeNet(nn.Module):
 
     @property
     def uneven_losses(self) -> tuple[str, ...]:
-        """Layers whose loss is no mean over samples, so that losses of parts of a batch do not make up the batch's."""
+        """Layers whose loss is not a mean over samples: the losses of a batch's parts do not make up the batch's."""
         losses = (step.layer for step in self.steps if step.loss_weights)
         return _shown(layer for layer in losses if layer.is_uneven or not layer.default_loss_weight)
 
