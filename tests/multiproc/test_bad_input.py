@@ -80,6 +80,7 @@ def train(place: Place, *flags: object) -> Arguments:
 
 Case = Callable[[Place], Bad]
 CASES: list[object] = []
+_LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }'
 
 
 def case(prepare: Case) -> Case:
@@ -124,6 +125,19 @@ def solver_is_a_net(place: Place) -> Bad:
 def no_such_net(place: Place) -> Bad:
     line = place.change_solver(str(place.net), "nowhere.prototxt")
     return train(place), rf"^{place.solver}:{line}: net: 'nowhere.prototxt' does not exist"
+
+
+@case
+def nothing_to_train_on(place: Place) -> Bad:
+    place.change_net(_LOSS, "")
+    return train(place), rf"^{place.net}: has no loss in phase TRAIN"
+
+
+@case
+def nothing_that_learns(place: Place) -> Bad:
+    text = place.net.read_text().replace("lr_mult: 1", "lr_mult: 0").replace("lr_mult: 2", "lr_mult: 0")
+    place.net.write_text(text)
+    return train(place), rf"^{place.net}: has no parameter to learn in phase TRAIN"
 
 
 @case

@@ -59,6 +59,22 @@ def test_what_mixes_samples_is_refused_by_name(digits: Path, tmp_path: Path) -> 
     assert "bn (BatchNorm)" in error
 
 
+def test_a_loss_that_is_no_mean_is_refused_by_name(digits: Path, tmp_path: Path) -> None:
+    assert "loss (SoftmaxWithLoss)" in refusal(write_solver(with_sum(digits, tmp_path)), tmp_path, "--exact", 4)
+
+
+def test_workers_that_share_a_batch_are_warned_of_a_loss_that_is_no_mean(digits: Path, tmp_path: Path) -> None:
+    flags = ("--workers", 2, "--batch-mode", "global", "--threads-per-worker", 1, "--out", "out")
+    ended = succeed("train", "--solver", write_solver(with_sum(digits, tmp_path), 1), *flags, folder=tmp_path)
+    assert "loss (SoftmaxWithLoss): this loss is a sum, or leaves out labels" in ended.output + ended.errors
+
+
+def with_sum(digits: Path, folder: Path) -> Path:
+    net = write_net(folder, digits)
+    net.write_text(net.read_text().replace('top: "loss"', 'top: "loss" loss_param { normalization: NONE }'))
+    return net
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -120,8 +120,8 @@ class Model:
         output = self._forward(batch)
         forward_done()
         assert output.loss is not None, "the net has no loss to train on"
-        # Not backward(scale): for a gradient that is given, torch first imports sympy, in 0.3 s.
-        (output.loss * loss_scale).backward()  # type: ignore[no-untyped-call]
+        if output.loss.requires_grad:  # not backward(scale): for a given gradient, torch first imports sympy, in 0.3 s
+            (output.loss * loss_scale).backward()  # type: ignore[no-untyped-call]
         if self.watch is not None:
             self.watch.backward_ended()
         self._finish_unreached(first_part)

@@ -22,6 +22,7 @@ from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.parameters import Room
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
+from samovar.frontends.caffe.weights import load_weights
 from samovar.launcher.momentum import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
@@ -49,7 +50,7 @@ from samovar.training.memory import (
     step_parts,
     with_histories,
 )
-from samovar.training.resume import ResumePoint, load_weights, starting_weights
+from samovar.training.resume import ResumePoint, starting_weights
 from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Updates, Worker
 from samovar.transports.base import Transport

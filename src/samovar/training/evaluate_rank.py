@@ -8,6 +8,7 @@ from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.layers.ends import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.weights import load_weights
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import Notice, Tested, TestedBatch
@@ -15,7 +16,6 @@ from samovar.training import build
 from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult
-from samovar.training.resume import load_weights
 from samovar.training.same_data import require_same_data
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's

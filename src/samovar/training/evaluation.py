@@ -7,14 +7,15 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from samovar.collectives.execute import open_channel
 from samovar.collectives.tree import tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.core.group import Group
 from samovar.data.reader import BatchReader
 from samovar.data.stream import evaluation_batches
+from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.half import NetOutput
 from samovar.transports.base import Region, Transport
 
@@ -37,14 +38,15 @@ class TestResult:
 class Evaluation:
     """The mean of every output of the test net over `num_batches` batches, as Caffe's test pass.
 
-    Rank r computes batches r, r + P, and so on. Each result is made by one rank and only copied by the others
-    (x + 0 = x). The mean is taken in batch order, so any number of workers gives the same bits. `output_shapes` are
-    those of the outputs, by name; InputError if they have too many values. `name` distinguishes several evaluations.
+    Rank r computes batches r, r + P, and so on; if the net carries states from batch to batch, rank 0 computes all.
+    Each result is made by one rank and only copied by the others (x + 0 = x). The mean is taken in batch order, so any
+    number of workers gives the same bits. `output_shapes` are those of the outputs, by name; InputError if they have
+    too many values. `name` distinguishes several evaluations.
     """
 
     def __init__(
         self,
-        net: nn.Module,
+        net: CaffeNet,
         output_shapes: Mapping[str, Sequence[int]],
         reader: BatchReader,
         num_batches: int,
@@ -74,8 +76,11 @@ class Evaluation:
         """Run the test; the result is the same on every rank."""
         table = self._results.array.reshape(self._num_batches, len(self._columns) + 1)
         table[...] = 0.0
+        group, num_batches = self._group, self._num_batches
+        if self._net.forget():
+            group, num_batches = Group(0, 1), num_batches * (group.rank == 0)
         with torch.no_grad():
-            for batch, tensors in evaluation_batches(self._reader, self._group, self._num_batches):
+            for batch, tensors in evaluation_batches(self._reader, group, num_batches):
                 table[batch] = self._values(self._net(tensors))
         self._channel.run(Deadline.after(self._timeout_s))
         means = [float(np.mean(table[:, column])) for column in range(table.shape[1])]

@@ -88,7 +88,7 @@ class Slices:
             return None
         if mixing := net.mixing_layers:
             raise InputError(
-                f"--exact {config.exact}: {net.path}: {', '.join(mixing)}: a sample's values there depend on the whole "
+                f"--exact {config.exact}: {net.path}: {', '.join(mixing)}: a sample counts there by its whole "
                 "batch, so slices give other results; leave --exact out"
             )
         ranges = tuple((first, first + count) for first, count in shares(config.exact, config.workers))

@@ -119,5 +119,8 @@ def open_training(context: RankContext) -> Iterator[Opened]:
         if context.is_first and (sentence := larger_steps(config, caffe, reader.batch_size, changes)):
             context.writer.write(Notice(level="info", text=sentence))
         net = build.net_for(definition, reader, seed, config)
+        learns = any(info.parameter.requires_grad for info in net.parameter_infos)
+        if missing := "" if learns and net.loss_weights else "parameter to learn" if net.loss_weights else "loss":
+            raise InputError(f"{net.path}: has no {missing} in phase TRAIN; add one, or look at its lr_mult and phases")
         net.device = context.device
         yield Opened(changed, changes, definition, reader, net, context)

@@ -16,7 +16,7 @@ from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.frontends.caffe.spec import is_there
-from samovar.frontends.caffe.weights import match_weights, read_weights
+from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
 
@@ -153,38 +153,8 @@ def _learned_net(path: Path, named: str) -> Path:
     raise InputError(f"{path}: its weights {named!r} are neither at {candidates[0]} nor at {candidates[1]}")
 
 
-_MOST_NAMES = 20
-
-
 def starting_weights(config: RunConfig, caffe: CaffeSolver) -> tuple[Path, ...]:
     """The weights of the command line, else the solver's; none for a run that resumes a snapshot (as in Caffe)."""
     if config.snapshot is not None:
         return ()
     return config.weights or caffe.weights
-
-
-def load_weights(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Put the arrays of the files into the net; the last file that holds a layer wins. Returns notices on mismatches.
-
-    Raises InputError if a file is damaged, or fits no layer, or has other shapes.
-    """
-    notices, missing = [], None
-    for path in paths:
-        matched = match_weights(net, read_weights(path, net), path)
-        for info in net.parameter_infos:
-            if info.name in matched.arrays:
-                info.parameter.data.numpy()[...] = matched.arrays[info.name]
-        missing = [name for name in matched.missing if missing is None or name in missing]
-        if matched.ignored:
-            notices.append(f"{path}: layers {_listed(matched.ignored)} are not in this net; ignored")
-    if missing:
-        names = ", ".join(map(str, paths))
-        verb = "has" if len(paths) == 1 else "have"
-        notices.insert(0, f"{names}: {verb} no layers {_listed(missing)}; they start from their fillers")
-    return tuple(notices)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first 20 names: a file may hold any number of layers."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{list(names[:_MOST_NAMES])}{more}"

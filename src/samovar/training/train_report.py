@@ -89,6 +89,11 @@ def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Ite
     if not config.by_caffe:
         yield from caffe.only_for_caffe
     yield from (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings, *learner.notices)
+    if config.shares_batch and config.workers > 1 and (losses := learner.net.uneven_losses):
+        yield (
+            f"{', '.join(losses)}: this loss is a sum, or leaves out labels, so {config.workers} workers that share a "
+            "batch weigh it otherwise than one worker. For Caffe's steps give --batch-mode per-worker"
+        )
     yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 
 

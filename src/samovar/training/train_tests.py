@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, TestNet
+from samovar.frontends.caffe.weights import load_weights
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
-from samovar.training.resume import load_weights, starting_weights
+from samovar.training.resume import starting_weights
 from samovar.training.same_data import require_same_data
 from samovar.training.step import StepLoss, Worker
 

@@ -20,7 +20,7 @@ from samovar.formats.caffe.schema import message_class
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import build_net
-from samovar.training.resume import load_weights
+from samovar.frontends.caffe.weights import load_weights
 from tests.multiproc.command import run
 
 NET = """

@@ -30,22 +30,22 @@ _WITHOUT_EFFECT = {
 }
 
 
-def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
+def data_config(spec: LayerSpec) -> LayerConfig:
     """The configuration of a layer of a DATA_TYPE; InputError for a missing, wrong or unsupported setting."""
     owner = _OWNERS[spec.type]
     settings = getattr(spec.message, owner)
     if not settings.batch_size:
         raise spec.error("batch_size is missing or 0; give the number of samples", owner)
     if spec.type == "HDF5Data":
-        return Hdf5DataConfig(_source(spec), settings.batch_size, spec.tops, settings.shuffle, training)
+        return Hdf5DataConfig(_source(spec), settings.batch_size, spec.tops, settings.shuffle, spec.is_training)
     for field in _OLD_FIELDS:
         if settings.HasField(field) and (spec.type, field) != ("WindowData", "scale"):
             raise spec.error(
                 f"{field} in {owner} is the old place, which Caffe ignores; write it in transform_param", owner, field
             )
     if spec.type == "WindowData":
-        return _windows(spec, training)
-    return _database(spec, training) if spec.type == "Data" else _image_list(spec, training)
+        return _windows(spec)
+    return _database(spec) if spec.type == "Data" else _image_list(spec)
 
 
 def data_warnings(spec: LayerSpec) -> list[str]:
@@ -79,7 +79,7 @@ def refuse_memory_data(spec: LayerSpec) -> None:
         )
 
 
-def _database(spec: LayerSpec, training: bool) -> DataConfig:
+def _database(spec: LayerSpec) -> DataConfig:
     settings = spec.message.data_param
     if settings.backend != _LMDB:
         raise spec.error(
@@ -87,10 +87,10 @@ def _database(spec: LayerSpec, training: bool) -> DataConfig:
             "(samovar data leveldb --source FOLDER --out FOLDER_lmdb), give that as source, and write backend: LMDB",
             "data_param.backend",
         )
-    return DataConfig(_source(spec), settings.batch_size, spec.tops, _transform(spec), training)
+    return DataConfig(_source(spec), settings.batch_size, spec.tops, _transform(spec), spec.is_training)
 
 
-def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
+def _image_list(spec: LayerSpec) -> ImageDataConfig:
     settings = spec.message.image_data_param
     sizes = settings.new_height, settings.new_width
     if (sizes[0] > 0) != (sizes[1] > 0):
@@ -101,7 +101,7 @@ def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
             "image_data_param",
         )
     return ImageDataConfig(
-        *(_source(spec), settings.batch_size, spec.tops, _transform(spec), training),
+        *(_source(spec), settings.batch_size, spec.tops, _transform(spec), spec.is_training),
         root=_root(spec),
         new_size=sizes if all(sizes) else None,
         is_color=settings.is_color,
@@ -109,7 +109,7 @@ def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
     )
 
 
-def _windows(spec: LayerSpec, training: bool) -> WindowDataConfig:
+def _windows(spec: LayerSpec) -> WindowDataConfig:
     settings, owner = spec.message.window_data_param, "window_data_param"
     transform = _transform(spec)
     if not transform.crop_size:
@@ -124,7 +124,7 @@ def _windows(spec: LayerSpec, training: bool) -> WindowDataConfig:
     if not 0 <= settings.fg_fraction <= 1:
         raise spec.error(f"fg_fraction: {settings.fg_fraction:g}; it must be 0 to 1", owner, "fg_fraction")
     return WindowDataConfig(
-        *(_source(spec), settings.batch_size, spec.tops, transform, training),
+        *(_source(spec), settings.batch_size, spec.tops, transform, spec.is_training),
         root=_root(spec),
         scale=spec.finite(owner, "scale"),
         fg_threshold=spec.finite(owner, "fg_threshold"),

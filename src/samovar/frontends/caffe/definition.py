@@ -50,7 +50,7 @@ class CaffeNetDefinition:
         included = self.in_phase(phase)
         for spec in included:
             refuse_memory_data(spec)
-        return tuple(data_config(spec, phase == "TRAIN") for spec in included if spec.type in DATA_TYPES)
+        return tuple(data_config(spec) for spec in included if spec.type in DATA_TYPES)
 
     def own_batch_size(self, phase: Phase) -> int:
         """Samples in a batch of a net without data layers: the first axis of its first generated blob, else 1."""
@@ -238,9 +238,8 @@ def _num_channels(spec: LayerSpec) -> int:
 
 
 def _of_source(spec: LayerSpec) -> list[Shape]:
-    is_training = spec.phase == "TRAIN"
     try:
-        with BatchReader((data_config(spec, is_training),), is_training) as reader:
+        with BatchReader((data_config(spec),), spec.is_training) as reader:
             return [reader.top_shapes[top] for top in spec.tops]
     except InputError as error:
         num = 1 if spec.type != "HDF5Data" else None

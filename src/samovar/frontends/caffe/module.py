@@ -17,7 +17,7 @@ from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.spec import PHASES, Phase, Shape, text
 from samovar.frontends.caffe.weight_files import SUFFIXES, encode_named, encode_stored, require_finite_layers
-from samovar.frontends.caffe.weights import read_into
+from samovar.frontends.caffe.weights import load_weights
 
 _FIRST_SAMPLE_LIMIT = 1 << 40
 
@@ -180,7 +180,7 @@ def load(
     notices = [*definition.warnings]
     if weights is not None:
         paths = [weights] if isinstance(weights, str | Path) else list(weights)
-        notices += read_into(net.caffe_net, [Path(path) for path in paths])
+        notices += load_weights(net.caffe_net, [Path(path) for path in paths], tells_ignored=False)
     for notice in notices:
         warnings.warn(notice, stacklevel=2)
     return net

@@ -1,6 +1,6 @@
 """A net of one phase as a torch module with Caffe's arithmetic."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -119,6 +119,13 @@ class CaffeNet(nn.Module):
         for layer in self._random_layers:
             layer.sample_numbers = numbers
 
+    def forget(self) -> bool:
+        """Drop the states that layers carry from pass to pass; whether any layer carries some."""
+        carrying = [layer for layer in self.layers if layer.carried is not None]
+        for layer in carrying:
+            layer.carried = []
+        return bool(carrying)
+
     @property
     def is_random(self) -> bool:
         """Whether any layer draws, as the net works now."""
@@ -131,8 +138,14 @@ class CaffeNet(nn.Module):
 
     @property
     def mixing_layers(self) -> tuple[str, ...]:
-        """Layers, "name (Type)", in which samples of a batch affect each other."""
-        return tuple(f"{layer.spec.name} ({layer.spec.type})" for layer in self.layers if layer.mixes_samples)
+        """Layers, "name (Type)", in which samples of a batch affect each other, and `uneven_losses`."""
+        return (*_shown(layer for layer in self.layers if layer.mixes_samples), *self.uneven_losses)
+
+    @property
+    def uneven_losses(self) -> tuple[str, ...]:
+        """Layers whose loss is not a mean over samples: the losses of a batch's parts do not make up the batch's."""
+        losses = (step.layer for step in self.steps if step.loss_weights)
+        return _shown(layer for layer in losses if layer.is_uneven or not layer.default_loss_weight)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -179,6 +192,10 @@ def build_net(
     for spec in definition.in_phase(phase):
         wiring.add(spec)
     return CaffeNet(definition, wiring)
+
+
+def _shown(layers: Iterable[Layer]) -> tuple[str, ...]:
+    return tuple(f"{layer.spec.name} ({layer.spec.type})" for layer in layers)
 
 
 def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

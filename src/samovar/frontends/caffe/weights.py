@@ -15,6 +15,8 @@ from samovar.frontends.caffe.spec import Shape, text
 from samovar.frontends.caffe.weight_files import by_layer, is_named_file, read_named, require_finite
 from samovar.frontends.caffe.wiring import LayerOutline
 
+_MOST_NAMES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class MatchedWeights:
@@ -91,18 +93,29 @@ def read_weights(path: Path, net: CaffeNet) -> Weights:
     return as_weights(net, read_named(path), path) if is_named_file(path) else read_caffemodel(path)
 
 
-def read_into(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Put the files' arrays into the net, later files over earlier ones; the notices as sentences.
-    Raises InputError, with the net unchanged, if a file fits nowhere or differs in shape."""
+def load_weights(net: CaffeNet, paths: Sequence[Path], tells_ignored: bool = True) -> tuple[str, ...]:
+    """Put the files' arrays into the net, later files over earlier ones.
+
+    Returns sentences on layers that no file has, and if `tells_ignored` on layers of files that the net lacks.
+    Raises InputError, with the net unchanged, if a file is damaged, fits nowhere or differs in shape.
+    """
     matched = [match_weights(net, read_weights(path, net), path) for path in paths]
     arrays = {name: array for match in matched for name, array in match.arrays.items()}
-    with torch.no_grad():
-        for info in net.parameter_infos:
-            if info.name in arrays:
-                info.parameter.copy_(torch.from_numpy(arrays[info.name]))
-    missing = [layer for layer in matched[0].missing if all(layer in match.missing for match in matched)]
-    files = ", ".join(map(str, paths))
-    return (f"{files}: has no layers {missing}; they start from their fillers",) if missing else ()
+    for info in net.parameter_infos:
+        if info.name in arrays:
+            info.parameter.data.copy_(torch.from_numpy(arrays[info.name]))
+    lacking = [layer for layer in matched[0].missing if all(layer in m.missing for m in matched)] if matched else []
+    files, verb = ", ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
+    missing = (f"{files}: {verb} no layers {_listed(lacking)}; they start from their fillers",) if lacking else ()
+    ignored = zip(paths, (match.ignored if tells_ignored else () for match in matched), strict=True)
+    told = (f"{path}: layers {_listed(names)} are not in this net; ignored" for path, names in ignored if names)
+    return *missing, *told
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first 20 names: a file may hold any number of layers."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{list(names[:_MOST_NAMES])}{more}"
 
 
 def as_weights(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]], path: Path) -> Weights:

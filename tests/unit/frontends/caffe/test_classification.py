@@ -138,3 +138,71 @@ def test_loss_of_a_smaller_batch_than_built_for(net_of: Callable[..., CaffeNet])
     assert output.loss is not None
     np.testing.assert_allclose(float(output.loss), 0.5 * np.log(3), rtol=1e-6)
     np.testing.assert_allclose(float(output.scalars["(automatic)"]), np.log(3), rtol=1e-6)
+
+
+def test_a_second_top_holds_the_probabilities_and_no_gradient(net_of: Callable[..., CaffeNet]) -> None:
+    net = net_of(
+        'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "l" top: "loss" top: "p" '
+        "loss_weight: 2 loss_weight: 0 softmax_param { axis: 2 } }",
+        {"data": (2, 3, 5), "l": (2, 3)},
+    )
+    scores = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    labels = torch.tensor([[0, 4, 2], [1, 1, 3]])
+
+    loss, outputs = net.run({"data": scores, "l": labels})
+
+    probabilities = torch.softmax(scores, 2)
+    expected = -2 * probabilities.gather(2, labels[:, :, None]).log().mean()
+    torch.testing.assert_close(outputs["p"], probabilities.detach())
+    torch.testing.assert_close(loss, expected)
+    assert not outputs["p"].requires_grad
+
+
+def test_a_weight_of_the_second_top_is_refused(net_of: Callable[..., CaffeNet]) -> None:
+    with pytest.raises(InputError, match=r"net\.prototxt:3: layer 'x': the second top has no gradient"):
+        net_of(
+            'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "l" top: "loss" top: "p" '
+            "loss_weight: 1 loss_weight: 1 }",
+            {"data": (2, 5), "l": (2,)},
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "is_uneven"),
+    [
+        ("SoftmaxWithLoss", "", False),
+        ("SoftmaxWithLoss", "loss_param { ignore_label: 0 normalization: FULL }", False),
+        ("SoftmaxWithLoss", "loss_param { ignore_label: 0 normalize: false }", False),
+        ("SoftmaxWithLoss", "loss_param { ignore_label: 0 }", True),
+        ("SoftmaxWithLoss", "loss_param { normalization: NONE }", True),
+        ("HingeLoss", "", False),
+        ("MultinomialLogisticLoss", "", False),
+    ],
+)
+def test_the_parts_of_a_batch_do_not_make_up_an_uneven_loss(
+    net_of: Callable[..., CaffeNet], kind: str, settings: str, is_uneven: bool
+) -> None:
+    """Its definition: the losses of two halves, weighted by their samples, have the loss of all as their mean."""
+    net = net_of(
+        f'layer {{ name: "x" type: "{kind}" bottom: "data" bottom: "l" top: "loss" {settings} }}',
+        {"data": (4, 3), "l": (4,)},
+    )
+    scores = torch.rand(4, 3, generator=torch.Generator().manual_seed(2))
+    labels = torch.tensor([0, 0, 2, 1])
+
+    def loss(part: slice) -> float:
+        return float(net({"data": scores[part], "l": labels[part]}).loss)
+
+    halves = (loss(slice(2)) + loss(slice(2, 4))) / 2
+    assert (abs(halves - loss(slice(4))) > 1e-3) is is_uneven
+    assert net.uneven_losses == ((f"x ({kind})",) if is_uneven else ())
+    assert net.mixing_layers == net.uneven_losses
+
+
+def test_the_weighted_sum_of_a_blob_is_uneven(net_of: Callable[..., CaffeNet]) -> None:
+    net = net_of(
+        'layer { name: "x" type: "Reduction" bottom: "data" top: "y" loss_weight: 1 reduction_param { axis: 1 } }',
+        {"data": (4, 3)},
+    )
+
+    assert net.uneven_losses == ("x (Reduction)",)

@@ -45,6 +45,15 @@ def test_what_the_layers_read(definition_of: Definition, tmp_path: Path) -> None
     )
 
 
+def test_the_layers_own_phase_decides_over_random_crops(definition_of: Definition, tmp_path: Path) -> None:
+    (tmp_path / "images.txt").touch()
+    definition = definition_of(
+        """layer { name: "i" type: "ImageData" top: "data" top: "label" phase: TEST transform_param { crop_size: 3 }
+          image_data_param { source: "images.txt" } }"""
+    )
+    assert [layer.training for layer in definition.data_layers("TRAIN")] == [False]
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [

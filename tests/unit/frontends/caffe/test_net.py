@@ -224,6 +224,24 @@ def test_propagate_down_stops_the_gradient(net_of: BuildNet) -> None:
     assert net.parameter_infos[3].parameter.grad is not None
 
 
+@pytest.mark.parametrize(("kernel", "image"), [((1, 1), (8, 2)), ((3, 1), (7, 1))])
+def test_a_dilated_kernel_of_one_pixel_is_a_plain_one(
+    net_of: BuildNet, kernel: tuple[int, int], image: tuple[int, int]
+) -> None:
+    """In groups, oneDNN ends the process on channels-last images if such a kernel comes to it as dilated."""
+    text = (
+        'layer {{ name: "c" type: "Convolution" bottom: "data" top: "c" convolution_param {{ num_output: 4 group: 2 '
+        'pad: 3 stride: 2 kernel_h: {} kernel_w: {} {} weight_filler {{ type: "xavier" }} }} }}'
+    )
+    inputs = {"data": (1, 40, *image)}
+    dilated, plain = (net_of(text.format(*kernel, more), inputs) for more in ("dilation: 1 dilation: 3", "dilation: 1"))
+    batch = {"data": torch.randn(*inputs["data"], generator=torch.Generator().manual_seed(3))}
+
+    got, expected = (net.double()({"data": batch["data"].double()}).scalars["c"] for net in (dilated, plain))
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(dilated.float()(batch).scalars["c"].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_net_without_loss(net_of: BuildNet) -> None:
     output = net_of('layer { name: "s" type: "Softmax" bottom: "data" top: "p" }', {"data": (2, 3)})(
         {"data": torch.zeros(2, 3)}

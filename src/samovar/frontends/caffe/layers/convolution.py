@@ -46,11 +46,13 @@ class WindowSettings:
 
 def window_settings(spec: LayerSpec, num_axes: int) -> WindowSettings:
     """From the layer's convolution_param; InputError if they do not fit `num_axes` spatial axes."""
+    kernel, dilation = _kernel(spec, num_axes), _spatial(spec, "dilation", num_axes, default=1, least=1)
     return WindowSettings(
-        kernel=_kernel(spec, num_axes),
+        kernel=kernel,
         stride=_spatial(spec, "stride", num_axes, default=1, least=1),
         padding=_spatial(spec, "pad", num_axes, default=0, least=0),
-        dilation=_spatial(spec, "dilation", num_axes, default=1, least=1),
+        # A kernel of 1 has no gaps. oneDNN (torch 2.13) ends the process if one in groups is dilated.
+        dilation=tuple(1 if size == 1 else gap for size, gap in zip(kernel, dilation, strict=True)),
     )
 
 

@@ -57,6 +57,7 @@ class InfogainLoss(Classification):
         self.axis = spec.axis(scores, spec.message.infogain_loss_param.axis, "infogain_loss_param", "axis")
         self.check_labels(spec, scores, bottom_shapes[1])
         self.normalizer = LossNormalizer.of(spec, default=VALID)
+        self.is_uneven = self.normalizer.is_uneven
         self.top_shapes = [()]
         matrix = None if len(bottom_shapes) == 3 else self._read_matrix()
         shape = bottom_shapes[2] if matrix is None else tuple(matrix.shape)
@@ -170,6 +171,7 @@ class SigmoidCrossEntropyLoss(_PairLoss):
         super().build(spec, bottom_shapes)
         self.check_counts(bottom_shapes)
         self.normalizer = LossNormalizer.of(spec, default=BATCH_SIZE)
+        self.is_uneven = self.normalizer.is_uneven
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
         targets = targets.detach().reshape(x.shape)

@@ -49,7 +49,7 @@ class _Recurrent(Layer):
         state_shape = (1, count, self.num_output)
         self.top_shapes = [checked(spec, (steps, count, self.num_output), "the output")]
         self.top_shapes += [state_shape] * self.num_exposed
-        self._carried: State = []
+        self.carried = None if self.num_exposed else []
         self._make_parameters(bottom_shapes)
 
     def _check(self, spec: LayerSpec, shapes: Sequence[Shape]) -> None:
@@ -96,15 +96,15 @@ class _Recurrent(Layer):
         detached = [state.detach() for state in states]
         if self.num_exposed:
             return torch.stack(outputs), *(state[None] for state in detached)
-        self._carried = detached
+        self.carried = detached
         return (torch.stack(outputs),)
 
     def _first_states(self, bottoms: tuple[torch.Tensor, ...], gates: torch.Tensor) -> State:
         if self.num_exposed:
             return [bottom[0].detach() for bottom in bottoms[len(bottoms) - self.num_exposed :]]
         shape = (gates.shape[1], self.num_output)
-        if self._carried and self._carried[0].shape == shape:
-            return self._carried
+        if self.carried and self.carried[0].shape == shape:
+            return self.carried
         return [gates.new_zeros(shape) for _ in range(self.num_states)]
 
     @abstractmethod
