@@ -103,7 +103,7 @@ class Bare:
         for name, part in self._parts.items():
             setattr(replica, name, part)
         del replica._require_training, replica._optimizers.require_same_parameters
-        replica._optimizers.guard()
+        replica._optimizers.guard(replica._model)
         replica._announcer.listen(replica._figures.hear)
         replica._figures.skip()
 

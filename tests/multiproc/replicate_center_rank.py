@@ -142,6 +142,7 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 def uneven(process_group: ProcessGroup) -> Any:
     """Loops over divided data that nobody waits in: rank 1 has trained and evaluated before rank 0 begins."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     replica = replicated(process_group, model, o := optimizer_of(model), name="shm-easgd", sync_period_steps=1)
     shown = replicated(process_group, gate := closed_gate(), optimizer_of(gate), name="async-sgd")
     if replica.is_first:
@@ -152,12 +153,18 @@ def uneven(process_group: ProcessGroup) -> Any:
         replica.step()
     own = model[1].running_mean.tolist()
     with replica.evaluating():
-        mean = model[1].running_mean.tolist()
+        mean, mask = model[1].running_mean.tolist(), model.mask.tolist()
     if not replica.is_first:
         shown.backward(gate(torch.ones(1, 1)).sum())
         shown.step(lambda: add(gate, 1))
     replica.finish()
-    return {"steps": replica.step_count, "own": own, "mean": mean, "final": model[1].running_mean.tolist()}
+    return {
+        "steps": replica.step_count,
+        "own": own,
+        "mean": mean,
+        "final": model[1].running_mean.tolist(),
+        "mask": mask,
+    }
 
 
 def closed_gate() -> nn.Module:

@@ -125,6 +125,12 @@ def differs_when_asked(loop: Loop) -> None:
     loop.train(2)
 
 
+def differs_at_first(loop: Loop) -> None:
+    if loop.replica.rank == 1:
+        loop.optimizer.param_groups[0]["lr"] *= 2.0
+    loop.train(2)
+
+
 def differs_at_finish(loop: Loop) -> None:
     loop.train(1)
     _disturb(loop)
@@ -274,6 +280,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
             loads_mixed_steps,
             loads_mixed_runs,
             differs_at_save,
+            differs_at_first,
             differs_at_finish,
             differs_at_evaluating,
             wrapped_later,

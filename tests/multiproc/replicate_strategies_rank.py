@@ -95,6 +95,7 @@ def with_half_precision(process_group: ProcessGroup) -> Any:
 def statistics(process_group: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    model.register_buffer("time", torch.tensor(1.7e9 + 0.123, dtype=torch.float64))
     replica = replicated(process_group, model, optimizer := sgd(model))
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -102,8 +103,8 @@ def statistics(process_group: ProcessGroup) -> Any:
         replica.step()
     own = model[1].running_mean.tolist()
     with replica.evaluating():
-        mean = model[1].running_mean.tolist()
-    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own}
+        mean, time = model[1].running_mean.tolist(), model.time.item()
+    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own, "time": time}
 
 
 def resumed(process_group: ProcessGroup) -> Any:
@@ -198,6 +199,16 @@ def unfrozen(process_group: ProcessGroup) -> Any:
     return refusal(replica.backward, model(torch.ones(1, 6)).sum())
 
 
+def unfrozen_elsewhere(process_group: ProcessGroup) -> Any:
+    """The frozen layer is in no optimizer of the replica; another optimizer takes it up."""
+    model = perceptron()
+    model[0].requires_grad_(False)
+    replica = replicated(process_group, model, torch.optim.SGD(model[2].parameters(), lr=0.1))
+    model[0].requires_grad_(True)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    return refusal(replica.backward, model(torch.ones(1, 6)).sum())
+
+
 def moved(process_group: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(process_group, model, name="local-sgd")
@@ -227,6 +238,7 @@ SCENARIOS = {
         another_ranks_state,
         inside_evaluating,
         unfrozen,
+        unfrozen_elsewhere,
         moved,
         other_model,
         other_settings,

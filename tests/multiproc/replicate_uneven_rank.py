@@ -67,6 +67,11 @@ def gradients(process_group: ProcessGroup) -> Any:
     return result | {"wanted": values(model)}
 
 
+def compared(process_group: ProcessGroup) -> Any:
+    """Ranks whose data has ended compare no weights of an earlier step with those of the others."""
+    return run_out(process_group, compare_weights_steps=1)
+
+
 def gradients_in_buckets_with_adam(process_group: ProcessGroup) -> Any:
     return run_out(process_group, bucket_size_bytes=1, adam=True)
 
@@ -159,6 +164,7 @@ SCENARIOS = {
     for function in (
         gradients,
         gradients_in_buckets_with_adam,
+        compared,
         local_sgd,
         diloco,
         streaming,

@@ -133,6 +133,7 @@ def test_a_rank_trains_and_evaluates_before_another_begins() -> None:
     assert second["mean"] == second["own"]  # nobody else had shown statistics
     np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
     assert first["final"] == second["final"] == first["mean"]
+    assert first["mask"] == second["mask"] == [0.0, -np.inf]
 
 
 def test_bfloat16_weights_are_rounded_alike_or_refused() -> None:

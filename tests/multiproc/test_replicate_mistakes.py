@@ -29,6 +29,7 @@ REFUSED = {
     "loads_mixed_runs": ONE_SAVE,
     "differs_at_save": EQUAL,
     "differs_when_asked": EQUAL,
+    "differs_at_first": EQUAL,
     "differs_at_finish": EQUAL,
     "differs_at_evaluating": EQUAL,
     "wrapped_later": "DistributedDataParallel got a model that samovar.replicate has already",

@@ -47,6 +47,7 @@ def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back
     assert first["kept"]
     assert second["kept"]
     assert first["mean"] == second["mean"]
+    assert first["time"] == second["time"] == 1.7e9 + 0.123
     np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
 
 
@@ -83,6 +84,7 @@ def test_every_rank_loads_its_own_state() -> None:
     [
         ("inside_evaluating", "inside evaluating()"),
         ("unfrozen", "was added or unfrozen"),
+        ("unfrozen_elsewhere", "was added or unfrozen"),
         ("moved", "'0.weight' was given other memory"),
         ("other_model", "ranks [1] differ from rank 0 in their model"),
         ("other_settings", "ranks [1] differ from rank 0 in their settings"),

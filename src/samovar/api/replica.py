@@ -26,14 +26,12 @@ from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.neighbours import keep_alone, let_go
+from samovar.frontends.torch.neighbours import claim, keep_alone, let_go, release
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import (
-    claim,
     device_of,
     digest_of,
     layout_of,
-    release,
     require_dense_gradients,
     trained_parameters,
 )
@@ -337,7 +335,7 @@ class Replica(Checkpoints, FigureCalls):
             self._exchange = self._in_step(parameters, closing)
         self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async)
         closing.callback(self._buffers.close)
-        self._optimizers.guard()
+        self._optimizers.guard(model)
         closing.callback(self._optimizers.release)
         keep_alone(model)
         closing.callback(let_go, model)

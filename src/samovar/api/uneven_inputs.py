@@ -162,6 +162,7 @@ class UnevenInputs:
         self._pass_figures(rows)
         active = _active(rows)
         if active:
+            self._digest = 0.0  # of an earlier step than theirs
             self.last_active = active
             call = _call(rows[active[0]])
             self._require_agreement(call, rows)

@@ -11,8 +11,9 @@ from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.core.errors import NotFinite
 from samovar.core.layout import LOOK_EVERY_STEPS
 from samovar.frontends.torch.late import LateLook
+from samovar.frontends.torch.neighbours import unclaimed
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of, digest_of, first_not_finite, unclaimed
+from samovar.frontends.torch.parameters import device_of, digest_of, first_not_finite
 from samovar.strategies.config import StrategyConfig
 
 
@@ -38,13 +39,13 @@ class WeightChecks:
         self._late_look = LateLook()  # on a device
 
     def stepped(self, step: int, figures: ReplicaFigures) -> None:
-        """After each step: look at the weights if it is time."""
+        """After each step: look at the weights if it is time. The first step shows other weights, rates or momentum."""
         if step % LOOK_EVERY_STEPS == 0:
             if device_of(self._parameters) is None:
                 self.require_finite(step, figures)
             else:
                 self._look_later(step, figures)
-        if self._compare_steps and step % self._compare_steps == 0:
+        if step == 1 or (self._compare_steps and step % self._compare_steps == 0):
             self.show_digest()
 
     def require_finite(self, step: int, figures: ReplicaFigures) -> None:

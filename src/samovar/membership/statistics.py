@@ -6,7 +6,6 @@ import numpy as np
 
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.clock import Deadline
-from samovar.core.layout import all_finite
 from samovar.transports.base import Array, Region
 
 
@@ -36,7 +35,8 @@ class ShownStatistics:
     """The mean over asynchronous ranks: each shows its statistics after every step, and any of them reads all.
 
     `region`, float32 (num_elements + 1,), is in memory that the `ranks` can read of each other, also of a dead one.
-    Its last element says that the others are shown. Statistics that are not finite do not count.
+    Its last element says that the others are shown. A rank does not count if a value of it is infinite or NaN, and
+    that of another rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
     """
 
     def __init__(self, region: Region, ranks: Sequence[int]) -> None:
@@ -50,10 +50,17 @@ class ShownStatistics:
 
     def mean(self) -> Array:
         """The mean of all that were shown; zeros if none was."""
-        shown, total, count = np.empty_like(self._region.array), np.zeros_like(self.own), 0
+        shown, rows = np.empty_like(self._region.array), []
         for rank in self._ranks:
             self._region.window.get(rank, self._region.offset, shown)
-            if shown[-1] and all_finite(shown[:-1]):
-                total += shown[:-1]
-                count += 1
-        return total / np.float32(max(1, count))
+            if shown[-1]:
+                rows.append(shown[:-1].copy())
+        if not rows:
+            return np.zeros_like(self.own)
+        values = np.stack(rows)
+        finite = np.isfinite(values)
+        is_well = np.all(finite | ~finite.any(axis=0), axis=1)
+        chosen = values[is_well] if is_well.any() else values
+        with np.errstate(invalid="ignore"):
+            total: Array = np.add.reduce(chosen, axis=0)
+            return total / np.float32(len(chosen))

@@ -1,5 +1,6 @@
 """`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
 
+import io
 import re
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_a_model_belongs_to_one_replica(team: ProcessGroup) -> None:
     replica_of(team, model, sgd(model))
     with pytest.raises(InputError, match="'weight' already belongs to a replica"):
         replica_of(team, model, sgd(model))
+
+
+def test_a_model_that_was_saved_whole_belongs_to_no_replica_when_it_is_loaded(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    replica_of(team, model, sgd(model))
+    torch.save(model, file := io.BytesIO())
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    replica_of(team, loaded, sgd(loaded))
 
 
 def test_step_takes_a_function(team: ProcessGroup) -> None:

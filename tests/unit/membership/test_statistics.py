@@ -102,3 +102,18 @@ def test_the_mean_is_of_those_that_were_shown_and_are_finite() -> None:
             assert own.tolist() == [2.5] * 3
         assert own.tolist() == [1.0] * 3
     memory.close()
+
+
+def test_a_mask_of_infinities_stays_and_does_not_hide_the_statistics_next_to_it() -> None:
+    memory, mask = Memory(3), -np.inf
+    with (
+        memory.life(False, 0) as (first, own),
+        memory.life(False, 1) as (second, other),
+        memory.life(False, 2) as (sick, third),
+    ):
+        own[:], other[:], third[:] = (mask, 1.0, 2.0), (mask, 4.0, 4.0), (mask, 5.0, np.nan)
+        for worker in (first, second, sick):
+            worker.publish_statistics()
+        with first.in_place():
+            assert own.tolist() == [mask, 2.5, 3.0]
+    memory.close()

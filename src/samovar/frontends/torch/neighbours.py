@@ -1,17 +1,20 @@
-"""PyTorch's own wrappers and layers that exchange the gradients of a model. They are refused by name."""
+"""Others that exchange the gradients of a model: replicas, and PyTorch's own wrappers and layers. They are refused."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from samovar.core.errors import InputError
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 # DistributedDataParallel looks for a set of names here, when it is made.
 _LOOKED_FOR = "_ddp_params_and_buffers_to_ignore"
+# The parameters of replicas. A mark on a parameter would be saved and loaded with a whole model.
+_claimed: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class _Replicated:
@@ -41,6 +44,34 @@ def require_alone(model: nn.Module) -> None:
                 "give BatchNorm layers, whose statistics replicate averages when the model is evaluated"
             )
     _require_unwrapped(model)
+
+
+def unclaimed(model: nn.Module) -> list[str]:
+    """The names of parameters that require a gradient and belong to no replica, so nothing updates them."""
+    return [name for name, p in model.named_parameters() if p.requires_grad and p.numel() and not is_claimed(p)]
+
+
+def release(parameters: Mapping[str, nn.Parameter]) -> None:
+    """The parameters belong to no replica any more."""
+    for parameter in parameters.values():
+        del _claimed[parameter]
+
+
+def is_claimed(parameter: nn.Parameter) -> bool:
+    """Whether the parameter belongs to a replica."""
+    return parameter in _claimed
+
+
+def claim(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Note the parameters as those of a replica. Raises InputError if one belongs to another replica."""
+    for name, parameter in parameters.items():
+        if is_claimed(parameter):
+            raise InputError(
+                f"replicate: parameter {name!r} already belongs to a replica; call replicate once for it, or close() "
+                "that replica first"
+            )
+    for parameter in parameters.values():
+        _claimed[parameter] = True
 
 
 def keep_alone(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from samovar.core.errors import InputError, SamovarError
+from samovar.frontends.torch.neighbours import is_claimed
 
 Given: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -36,10 +37,10 @@ class Optimizers:
         self._num_parameters = 0
         self._frozen: list[nn.Parameter] = []
 
-    def guard(self) -> None:
-        """From now on they step only with the replica, and update the same parameters."""
+    def guard(self, model: nn.Module) -> None:
+        """From now on they step only with the replica, and the same parameters of the model train."""
         self._num_parameters = self._count()
-        self._frozen = [p for group in self.param_groups for p in group["params"] if not p.requires_grad]
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
 
     @property
@@ -105,11 +106,12 @@ class Optimizers:
             optimizer.load_state_dict(dict(own))
 
     def require_same_parameters(self) -> None:
-        """Raises SamovarError if a parameter was added or unfrozen since `guard`."""
-        if self._count() != self._num_parameters or any(p.requires_grad for p in self._frozen):
+        """Raises SamovarError if a parameter was added or unfrozen since `guard`, and no other replica has it."""
+        unfrozen = any(p.requires_grad and not is_claimed(p) for p in self._frozen)
+        if self._count() != self._num_parameters or unfrozen:
             raise SamovarError(
-                "the optimizer updates other parameters than at replicate(): one was added or unfrozen, and would not "
-                "be exchanged; let all parameters that will train require a gradient before replicate()"
+                "other parameters train than at replicate(): one was added or unfrozen, and would not be exchanged. "
+                "Call close() and replicate again, or let all that will train require a gradient before replicate()"
             )
 
     def release(self) -> None:

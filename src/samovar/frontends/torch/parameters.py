@@ -16,7 +16,6 @@ from samovar.frontends.torch.optimizers import Optimizers
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
 _ACCELERATOR = torch.accelerator.current_accelerator()
 DEVICE_TYPES = ("cpu", "cuda", *({_ACCELERATOR.type} - {"cuda"} if _ACCELERATOR else ()))
-_MARK = "samovar_replica"
 
 
 def trained_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, nn.Parameter]:
@@ -57,26 +56,6 @@ def require_dense_gradients(model: nn.Module) -> None:
                 f"replicate: layer {name!r} makes sparse gradients, and only dense ones are exchanged: "
                 "give it sparse=False"
             )
-
-
-def unclaimed(model: nn.Module) -> list[str]:
-    """The names of parameters that require a gradient and belong to no replica, so nothing updates them."""
-    return [name for name, p in model.named_parameters() if p.requires_grad and p.numel() and not hasattr(p, _MARK)]
-
-
-def release(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Take the mark of a replica from the parameters."""
-    for parameter in parameters.values():
-        delattr(parameter, _MARK)
-
-
-def claim(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Mark the parameters as those of a replica. Raises InputError if one belongs to another replica."""
-    for name, parameter in parameters.items():
-        if hasattr(parameter, _MARK):
-            raise InputError(f"replicate: parameter {name!r} already belongs to a replica; call replicate once for it")
-    for parameter in parameters.values():
-        setattr(parameter, _MARK, True)
 
 
 def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> Layout:

@@ -121,8 +121,15 @@ def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
 
+# The error of a float32 sum of a few equal values, relative to them.
+_ROUNDING = 2.0**-20
+
+
 class BufferMean:
-    """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back."""
+    """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back.
+
+    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits.
+    """
 
     def __init__(self, model: nn.Module, array: Array) -> None:
         self._model = model
@@ -137,7 +144,10 @@ class BufferMean:
         """A context in which the model's buffers are `scale` times the array."""
         kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
         for buffer, place in self._pairs():
-            buffer.detach().copy_((place * scale).view_as(buffer))
+            mean = (place * scale).view_as(buffer)
+            if buffer.dtype == torch.float64:
+                mean = torch.where((mean - buffer).abs() <= buffer.abs() * _ROUNDING, buffer, mean)
+            buffer.detach().copy_(mean)
         try:
             yield
         finally:
