@@ -14,10 +14,10 @@ from samovar.collectives.plan import Plan
 from samovar.collectives.plans import direct_gather
 from samovar.collectives.tree import chosen_arity, kary_tree_down, kary_tree_up, tree_broadcast
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group, Host
 from samovar.transports.background import Background, Job
-from samovar.transports.base import Array, MissingNotification, NativeCollectives, Pending, Region, Transport
+from samovar.transports.base import Array, MissingNotification, NativeCollectives, Pending, Region, Transport, Watched
 
 # The library between hosts has a limit of its own, on the time in which nothing moves.
 _UNLIMITED_S = 30 * 86_400.0
@@ -131,7 +131,7 @@ class HierarchicalCollectives:
     def _exchange(
         self, what: str, up: PlanRunner | None, between: "_Begin | None", down: PlanRunner | None
     ) -> "_Exchange":
-        return _Exchange(f"rank {self.group.rank} on {self.host.name}: {what}", self, up, between, down)
+        return _Exchange(what, self, up, between, down)
 
 
 _Begin: TypeAlias = Callable[[], Pending]
@@ -145,14 +145,16 @@ class _Exchange:
 
     def __init__(
         self,
-        who: str,
+        what: str,
         collectives: HierarchicalCollectives,
         up: PlanRunner | None,
         between: _Begin | None,
         down: PlanRunner | None,
     ) -> None:
         self.last_steps = 0
-        self._who = who
+        self._own_name = f"rank {collectives.group.rank} on {collectives.host.name}: "
+        self._who = self._own_name + what
+        self._local = collectives.local
         self._background = collectives.background
         self._deadline = collectives.deadline
         self._leader = collectives.host.ranks[0]
@@ -176,7 +178,7 @@ class _Exchange:
         elif self._down is None:
             self._under_way = self._between()
         else:
-            self._under_way = self._background.submit(Job(self._who, self._lead))
+            self._under_way = self._background.submit(Job(self._who, self._lead_or_tell))
 
     def finish(self, deadline: Deadline) -> None:
         under_way, self._under_way = self._under_way, None
@@ -187,6 +189,15 @@ class _Exchange:
         if self._down is not None:
             self._finish_inside(self._down, deadline)
         self.last_steps = sum(part.last_steps for part in (self._up, self._down) if part is not None)
+
+    def _lead_or_tell(self, job: Job) -> None:
+        """If the leader fails, the ranks of its host hear why. They would blame the leader that then ends."""
+        try:
+            self._lead(job)
+        except SamovarError as error:
+            if isinstance(self._local, Watched) and not self._background.is_closed:
+                self._local.tell_why(str(error).removeprefix(self._own_name))
+            raise
 
     def _lead(self, job: Job) -> None:
         assert self._between is not None

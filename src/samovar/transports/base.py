@@ -143,6 +143,15 @@ class Pending(Protocol):
 
 
 @runtime_checkable
+class Watched(Protocol):
+    """A transport whose ranks learn why another one ended."""
+
+    def tell_why(self, sentence: str) -> None:
+        """Give ranks that wait for this one `sentence` as the reason why it fails. The first reason counts."""
+        ...
+
+
+@runtime_checkable
 class Spawning(Transport, Protocol):
     """A transport whose ranks can do several things at once without threads."""
 

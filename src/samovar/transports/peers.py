@@ -30,7 +30,7 @@ class Word(IntEnum):
 
     NONE = 0
     FAILED = 1  # an exception ends it; the text is its class and first line
-    GAVE_UP = 2  # it waited for a rank that ended; the text is the sentence about that rank
+    GAVE_UP = 2  # it waited for a rank that failed, here or elsewhere; the text is the sentence about that rank
     LEFT = 3  # it has closed its part in the job, and notifies no rank any more
 
 
@@ -62,6 +62,10 @@ class Peers:
         self._speak(Word.GAVE_UP, sentence)
         _end_soon()
         return f"{self._names[self._own]}: {sentence}"
+
+    def tell_why(self, sentence: str) -> None:
+        """Tell those that wait for this rank why it gives up."""
+        self._speak(Word.GAVE_UP, sentence)
 
     def _how_ended(self, peer: int) -> str:
         """A sentence about a peer that has ended, without this rank's name."""
@@ -125,6 +129,9 @@ class NoPeers:
 
     def give_up(self, _peer: int) -> str:
         return self._sentence
+
+    def tell_why(self, _sentence: str) -> None:
+        """Nobody listens."""
 
     def leave(self) -> None:
         """Nobody listens."""

@@ -153,6 +153,11 @@ class ShmTransport:
         """Why a peer that is watched notifies no rank any more; None if it may do so."""
         return self._peers.give_up(peer) if self._peers is not None and self._peers.has_ended(peer) else None
 
+    def tell_why(self, sentence: str) -> None:
+        """See `samovar.transports.base.Watched`."""
+        if self._peers is not None:
+            self._peers.tell_why(sentence)
+
     def count_sent(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
 
