@@ -62,5 +62,4 @@ class ShownStatistics:
         is_well = np.all(finite | ~finite.any(axis=0), axis=1)
         chosen = values[is_well] if is_well.any() else values
         with np.errstate(invalid="ignore"):
-            total: Array = np.add.reduce(chosen, axis=0)
-            return total / np.float32(len(chosen))
+            return np.asarray(np.add.reduce(chosen, axis=0) / np.float32(len(chosen)))

@@ -59,7 +59,7 @@ def _asked(tasks: Sequence[Task], num_processes: int, tell: Callable[[Any], None
 
 
 def _queue(num_tasks: int) -> int:
-    """A pipe with the number of each task: who reads one takes that task."""
+    """A pipe with the number of each task: the process that reads one takes that task."""
     queue, numbers = os.pipe()
     os.write(numbers, b"".join(map(_INDEX.pack, range(num_tasks))))
     os.close(numbers)

@@ -89,8 +89,7 @@ def _of_one_code(
     found = []
     for name in names:
         tell(name, num_workers)
-        choices = _choices(question, name, work, plans, num_workers)
-        outcomes = [(choice, runs.of(choice)) for choice in choices]
+        outcomes = [(choice, runs.of(choice)) for choice in _choices(question, name, work, plans, num_workers)]
         choice, best = min(outcomes, key=lambda one: one[1].step_s)
         ideal = _without_network(question, choice, best, ideal_runs)
         found.append(to_plain(_prediction(question, name, work, num_workers, best, ideal)))

@@ -148,7 +148,6 @@ class Watched(Protocol):
 
     def tell_why(self, sentence: str) -> None:
         """Give ranks that wait for this one `sentence` as the reason why it fails. The first reason counts."""
-        ...
 
 
 @runtime_checkable

@@ -130,9 +130,6 @@ class NoPeers:
     def give_up(self, _peer: int) -> str:
         return self._sentence
 
-    def tell_why(self, _sentence: str) -> None:
-        """Nobody listens."""
-
     def leave(self) -> None:
         """Nobody listens."""
 

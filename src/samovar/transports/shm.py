@@ -155,7 +155,7 @@ class ShmTransport:
 
     def tell_why(self, sentence: str) -> None:
         """See `samovar.transports.base.Watched`."""
-        if self._peers is not None:
+        if isinstance(self._peers, Peers):
             self._peers.tell_why(sentence)
 
     def count_sent(self, num_bytes: int) -> None:
