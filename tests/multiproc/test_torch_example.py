@@ -136,10 +136,11 @@ def test_every_strategy_learns(example: Path, tmp_path: Path, strategy: str, num
 def test_every_strategy_at_a_center_learns(example: Path, tmp_path: Path, strategy: str) -> None:
     """The final weights of all ranks count; steps of two workers are added up at momentum 0.
 
-    `async-msgd` has momentum 0.8 at the center: a step moves it five times as far.
+    `async-msgd` has momentum 0.8 at the center: a step moves it five times as far. `slowmo` has 0.5: twice as far.
     """
     without = ["--momentum", 0, "--learning-rate", 0.01 if strategy == "async-msgd" else 0.05]
-    more = ["--strategy", strategy, *(without if strategy in WITHOUT_MOMENTUM else [])]
+    slower = ["--learning-rate", 0.01] if strategy == "slowmo" else []
+    more = ["--strategy", strategy, *(without if strategy in WITHOUT_MOMENTUM else slower)]
     output = run_example([*launcher("samovar", 2), example, *arguments(2, *more, epochs=8)], tmp_path)
     assert list(accuracies(output)) == list(range(1, 9))
     (last,) = AT_THE_END.findall(output)
