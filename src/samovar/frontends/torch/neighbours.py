@@ -1,20 +1,19 @@
 """Others that exchange the gradients of a model: replicas, and PyTorch's own wrappers and layers. They are refused."""
 
 import gc
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from samovar.core.errors import InputError
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 # DistributedDataParallel looks for a set of names here, when it is made.
 _LOOKED_FOR = "_ddp_params_and_buffers_to_ignore"
-# The parameters of replicas. A mark on a parameter would be saved and loaded with a whole model.
-_claimed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_MARK = "samovar_replica"
 
 
 class _Replicated:
@@ -54,12 +53,12 @@ def unclaimed(model: nn.Module) -> list[str]:
 def release(parameters: Mapping[str, nn.Parameter]) -> None:
     """The parameters belong to no replica any more."""
     for parameter in parameters.values():
-        del _claimed[parameter]
+        vars(parameter).pop(_MARK, None)
 
 
 def is_claimed(parameter: nn.Parameter) -> bool:
     """Whether the parameter belongs to a replica."""
-    return parameter in _claimed
+    return bool(getattr(parameter, _MARK, None) == _mark_of(parameter))
 
 
 def claim(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -71,7 +70,12 @@ def claim(parameters: Mapping[str, nn.Parameter]) -> None:
                 "that replica first"
             )
     for parameter in parameters.values():
-        _claimed[parameter] = True
+        setattr(parameter, _MARK, _mark_of(parameter))
+
+
+def _mark_of(parameter: nn.Parameter) -> tuple[int, int]:
+    """A copy, or a model that was saved whole and loaded, keeps the mark and is another."""
+    return os.getpid(), id(parameter)
 
 
 def keep_alone(model: nn.Module) -> None:

@@ -140,33 +140,6 @@ def test_loss_of_a_smaller_batch_than_built_for(net_of: Callable[..., CaffeNet])
     np.testing.assert_allclose(float(output.scalars["(automatic)"]), np.log(3), rtol=1e-6)
 
 
-def test_a_second_top_holds_the_probabilities_and_no_gradient(net_of: Callable[..., CaffeNet]) -> None:
-    net = net_of(
-        'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "l" top: "loss" top: "p" '
-        "loss_weight: 2 loss_weight: 0 softmax_param { axis: 2 } }",
-        {"data": (2, 3, 5), "l": (2, 3)},
-    )
-    scores = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    labels = torch.tensor([[0, 4, 2], [1, 1, 3]])
-
-    loss, outputs = net.run({"data": scores, "l": labels})
-
-    probabilities = torch.softmax(scores, 2)
-    expected = -2 * probabilities.gather(2, labels[:, :, None]).log().mean()
-    torch.testing.assert_close(outputs["p"], probabilities.detach())
-    torch.testing.assert_close(loss, expected)
-    assert not outputs["p"].requires_grad
-
-
-def test_a_weight_of_the_second_top_is_refused(net_of: Callable[..., CaffeNet]) -> None:
-    with pytest.raises(InputError, match=r"net\.prototxt:3: layer 'x': the second top has no gradient"):
-        net_of(
-            'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "l" top: "loss" top: "p" '
-            "loss_weight: 1 loss_weight: 1 }",
-            {"data": (2, 5), "l": (2,)},
-        )
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "is_uneven"),
     [

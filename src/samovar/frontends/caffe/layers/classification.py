@@ -110,12 +110,10 @@ class SoftmaxWithLoss(Classification):
     """loss = -sum(log softmax(x)[label]) / normalizer, over labels that are not `ignore_label`.
 
     normalizer, at least 1: these labels (VALID), all labels (FULL), the sizes before `axis` (BATCH_SIZE), or 1 (NONE).
-    The logarithm stops at that of the smallest normal float32; the gradient does not. A second top holds softmax(x),
-    without a gradient.
+    The logarithm stops at that of the smallest normal float32; the gradient does not.
     """
 
     makes_own_top = True
-    num_tops = (1, 2)
     default_loss_weight = 1.0
     settings = ("softmax_param", "loss_param")
 
@@ -125,17 +123,12 @@ class SoftmaxWithLoss(Classification):
         self.check_labels(spec, *bottom_shapes)
         self.normalizer = LossNormalizer.of(spec, default=VALID)
         self.is_uneven = self.normalizer.is_uneven
-        if any(spec.message.loss_weight[1:]):
-            raise spec.error("the second top has no gradient; its loss_weight must be 0", "loss_weight")
-        self.top_shapes = [(), bottom_shapes[0]][: max(1, len(spec.tops))]
+        self.top_shapes = [()]
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss = self._loss(*self.split(scores, labels))
-        return (loss,) if len(self.top_shapes) == 1 else (loss, torch.softmax(scores.detach(), self.axis))
-
-    def _loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        scores, labels = self.split(scores, labels)
         if kernels.takes_scores(scores, labels):
-            return self._native_loss(scores, labels)
+            return (self._native_loss(scores, labels),)
         labels, valid = self.normalizer.split(labels)
         log_probabilities = torch.log_softmax(scores.detach(), 1)
         at_label = self.at_label(log_probabilities, labels).clamp_min(_LOG_FLOAT_MIN)
@@ -144,7 +137,7 @@ class SoftmaxWithLoss(Classification):
         scale = 1.0 / self.normalizer.of_labels(len(labels), labels.numel(), valid)
         gradient = _gradient(log_probabilities, labels, valid) if scores.requires_grad else None
         loss: torch.Tensor = _KnownLoss.apply(scores, at_label.sum() * -scale, gradient, scale)  # type: ignore[no-untyped-call]
-        return loss
+        return (loss,)
 
     def _native_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         found = kernels.softmax_loss(scores, labels, self.normalizer.ignore_label, _LOG_FLOAT_MIN)
