@@ -86,7 +86,7 @@ class HierarchicalCollectives:
         down = self._inside(name, tree_broadcast(place, size), buffer)
         native = self._between
         between = None if native is None else lambda: native.broadcast(name, buffer.array)
-        return self._exchange(f"broadcast {name!r}", None, between, down)
+        return _Exchange(f"broadcast {name!r}", self, None, between, down)
 
     def all_gather(self, name: str, num_elements: int) -> AllGather:
         """To the hosts' first ranks, between them, and down. A leader sends (H-1) R parts, R a host's most ranks."""
@@ -112,7 +112,7 @@ class HierarchicalCollectives:
         down = self._inside(f"{what} down", tree_broadcast(place, size), buffer)
         native = self._between
         between = None if native is None else lambda: native.all_gather(what, rows, gathered)
-        return self._exchange(what, gather if size > 1 else None, between, down)
+        return _Exchange(what, self, gather if size > 1 else None, between, down)
 
     def close(self) -> None:
         """End the thread of this object; never waits for other ranks."""
@@ -123,15 +123,10 @@ class HierarchicalCollectives:
         arity = chosen_arity(size)
         up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
         down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
-        return self._exchange(f"all-reduce {name!r}", up, between, down)
+        return _Exchange(f"all-reduce {name!r}", self, up, between, down)
 
     def _inside(self, name: str, plan: Plan, buffer: Region) -> PlanRunner | None:
         return open_channel(name, plan, self.local, buffer) if self.local.group.world_size > 1 else None
-
-    def _exchange(
-        self, what: str, up: PlanRunner | None, between: "_Begin | None", down: PlanRunner | None
-    ) -> "_Exchange":
-        return _Exchange(what, self, up, between, down)
 
 
 _Begin: TypeAlias = Callable[[], Pending]

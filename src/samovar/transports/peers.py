@@ -59,7 +59,7 @@ class Peers:
     def give_up(self, peer: int) -> str:
         """Tell those that wait for this rank that it gives up, because a peer has ended. Gives this rank's error."""
         sentence = self._how_ended(peer)
-        self._speak(Word.GAVE_UP, sentence)
+        self.tell_why(sentence)
         _end_soon()
         return f"{self._names[self._own]}: {sentence}"
 
