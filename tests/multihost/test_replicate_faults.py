@@ -74,7 +74,7 @@ def test_a_killed_rank_of_the_same_host_is_named_long_before_the_deadline(
     job[1].kill()
     error = error_of(job[0], END_S)
     assert re.search(rf"rank 1 on .* \(process {job[1].pid}\) (is gone|was killed by signal 9)", error), error
-    assert re.search(r"ranks? 0\b", error_of(job[VICTIM], END_S))
+    assert re.search(r"ranks? [01]\b", error_of(job[VICTIM], END_S))  # or of who gave up after it
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -58,6 +58,8 @@ def end_of(name: str, folder: Path, digits: Path, number: signal.Signals, after_
     assert PACKAGE not in said, said
     if ended.return_code == -number or INTERPRETERS_OWN.search(said):
         assert after_s < LONGEST_START_S, said
+    elif name == "run" and "Fatal Python error: init_" in ended.errors:  # a rank's interpreter, before its script
+        assert ended.return_code == 1, said
     elif ended.return_code == 128 + number:
         assert len(re.findall("^samovar: (?!warning: )", said, re.MULTILINE)) == 1, said
         assert number.name in said, said

@@ -100,6 +100,7 @@ def run_center(setting: Setting, layout: Layout, num_steps: int, transport: Tran
 
 def at_own_speed(parts: Rank, seen: SeenAtACenter, num_steps: int, center: RunCenter) -> AsyncPace:
     def save(steps_done: int) -> None:
+        parts.strategy.drain()  # a snapshot has the center as it is, with or without a push that is under way
         with parts.evaluated.in_place():
             parts.finite.require()
             digest = parts.model.weights.sha256()

@@ -219,6 +219,8 @@ class ScriptLaunch(EndPolicy):
     def _start(self, local_rank: int) -> RankProcess:
         rank = self.first_rank + local_rank
         pipes = [os.pipe(), os.pipe()]
+        # An interpreter's first imports fail of a Ctrl-C: it waits until script_rank takes it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             process = self._popen(local_rank, pipes[0][1], pipes[1][1])
         except OSError as error:
@@ -226,6 +228,7 @@ class ScriptLaunch(EndPolicy):
                 os.close(read_end)
             raise InputError(f"rank {rank} cannot be started: {error}") from error
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for _, write_end in pipes:
                 os.close(write_end)
         assert self._guard is not None

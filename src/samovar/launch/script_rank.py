@@ -14,6 +14,7 @@ from samovar.launch.rank_arguments import end_with_parent
 def main(arguments: list[str]) -> None:
     """Replace this process by COMMAND; CPUS is a list like 0,1."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # one that came in the meantime ends it here
     launcher, cpus, *command = arguments
     end_with_parent(int(launcher))
     os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])

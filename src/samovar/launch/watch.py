@@ -272,9 +272,7 @@ class RankWatch:
             self._close_pipe(rank, pipe)
 
     def _end_all(self) -> None:
-        for rank in self.ranks:
-            if rank.process.returncode is None:
-                kill_session(rank.process.pid)
+        self._kill([rank.rank for rank in self.ranks])
         for rank in self.ranks:
             rank.process.wait(_REAP_WAIT_S)
             for descriptor in (rank.pidfd, *rank.pipes):

@@ -11,6 +11,7 @@ from samovar.launch.watch import Consequence, EndPolicy
 from samovar.report.records import Failed, Notice, Record
 from samovar.report.result import RunResult
 from samovar.report.script_output import how
+from samovar.report.wording import ranges
 from samovar.transports.shm import BoardWord, RunBoard
 
 # A rank that fails so waited for another, which may be the cause.
@@ -220,7 +221,7 @@ class RestartPolicy(InStepPolicy):
         has_weights = end.rank not in self._gone or self._has_begun(end)
         go_on = "continue" if has_weights else "continue if the center has its first weights"
         if self._group_size > 1:
-            consequence = f"the other groups {go_on}, and its own, {_listed(self._group_of(end.rank))}, {what}"
+            consequence = f"the other groups {go_on}, and its own, ranks {ranges(self._group_of(end.rank))}, {what}"
         else:
             others = f"the others {go_on}" if len(self._num_restarts) > 1 else "the center stays as it is"
             consequence = f"{others}, and it {what}"
@@ -233,19 +234,16 @@ class RestartPolicy(InStepPolicy):
         return any(steps) or 0 not in self._group_of(end.rank)
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
 def blamed(
     ends: Sequence[RankEnd], failures: Mapping[int, Failed], steps_of: Callable[[int], int]
 ) -> Sequence[RankEnd]:
     """`ends`, with the rank first that caused the run's end: wrong input first, then weights that were not finite.
 
     Of these the rank with the fewest steps counts, because others can have its weights from an exchange; then the
-    earliest report.
+    earliest report. One that has told why may not have ended yet.
     """
     kinds = {InputError.__name__: 0, NotFinite.__name__: 1}
     found = [rank for rank, failure in failures.items() if failure.kind in kinds]
     found.sort(key=lambda rank: (kind := kinds[failures[rank].kind], steps_of(rank) if kind else 0))
-    return sorted(ends, key=lambda end: found.index(end.rank) if end.rank in found else len(found))
+    told = [RankEnd(rank, failures[rank].exit_code) for rank in found if all(end.rank != rank for end in ends)]
+    return sorted([*ends, *told], key=lambda end: found.index(end.rank) if end.rank in found else len(found))

@@ -14,6 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from samovar.report.wording import ranges
+
 MAX_LINE_BYTES = 1 << 16
 _TRACEBACK_STARTS = (b"Traceback (most recent call last):", b"Fatal Python error:", b"  + Exception Group Traceback")
 _CHAINED = (
@@ -386,15 +388,4 @@ def _others(first: End, ends: Sequence[End]) -> str:
 def _ranks(ranks: Sequence[int], what: str) -> str:
     """rank 3 was ended with it; ranks 0 to 2 and 5 were ended with it."""
     what = what.replace("{was}", "was" if len(ranks) == 1 else "were")
-    return f"rank{'' if len(ranks) == 1 else 's'} {_listed(sorted(ranks))} {what}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [word for run in runs for word in (map(str, run) if len(run) < 3 else [f"{run[0]} to {run[-1]}"])]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranges(ranks)} {what}"

@@ -1,6 +1,7 @@
 """The sentences that a run shows, made from records."""
 
 import math
+from collections.abc import Iterable
 
 from samovar.report.records import Progress, Started, Tested
 from samovar.report.result import RunResult
@@ -69,13 +70,25 @@ def pinning(worker_cpus: tuple[tuple[int, ...], ...]) -> str:
 
 def cpu_ranges(cpus: tuple[int, ...]) -> str:
     """Cpu numbers as Linux writes them: 0-3,8."""
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs_of(cpus))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as in a sentence: 0 to 3, 8 and 9."""
+    runs = (map(str, run) if len(run) < 3 else [f"{run[0]} to {run[-1]}"] for run in runs_of(numbers))
+    words = [word for run in runs for word in run]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """The numbers in their order, those that follow each other together."""
     runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1].append(cpu)
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([cpu])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            runs.append([number])
+    return runs
 
 
 def counted(count: int, noun: str) -> str:

@@ -175,6 +175,7 @@ def test_the_first_rank_with_weights_that_are_not_finite_is_awaited_and_blamed(t
     assert policy.patience_s(end) > 0.0, "its weights may be those of rank 0"
     told[0] = failed(0, "NotFinite")
     assert policy.patience_s(end) == 0.0
+    assert blamed([end], told, lambda rank: run.board.read(rank, BoardWord.STEPS_DONE))[0] == RankEnd(0, 2), "not ended"
     ends = blamed([end, RankEnd(0, 4)], told, lambda rank: run.board.read(rank, BoardWord.STEPS_DONE))
     assert [one.rank for one in ends] == [0, 1]
     run.close()
