@@ -142,6 +142,8 @@ class Rank:
             self.tcp.close(Deadline.after(TIMEOUT_S))
         if "mpi_windows" in vars(self):
             self.mpi_windows.close()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def blocks(array: Array) -> Iterator[Array]:

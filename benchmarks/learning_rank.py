@@ -201,6 +201,8 @@ def main() -> None:
                 tests.append({"samples": samples, "seconds": seconds, "value": tested(learner)})
     if group.rank == 0:
         Path(job["out"]).write_text(json.dumps({"tests": tests}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def tested(learner: Learner) -> float:

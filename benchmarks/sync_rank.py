@@ -135,6 +135,8 @@ def main() -> None:
     answer("ready")
     serve(sides)
     answer({name: digest(side.weights()) for name, side in sides.items()})
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
