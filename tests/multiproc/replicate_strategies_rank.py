@@ -217,6 +217,14 @@ def moved(process_group: ProcessGroup) -> Any:
     return refusal(replica.step)
 
 
+def replaced(process_group: ProcessGroup) -> Any:
+    model = perceptron()
+    replica = replicated(process_group, model, name="sync")
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    replica.backward(model(torch.ones(1, 6)).sum())
+    return refusal(replica.step)
+
+
 def refusal(function: Any, *arguments: Any) -> str:
     try:
         function(*arguments)
@@ -240,6 +248,7 @@ SCENARIOS = {
         unfrozen,
         unfrozen_elsewhere,
         moved,
+        replaced,
         other_model,
         other_settings,
         other_place,

@@ -86,6 +86,7 @@ def test_every_rank_loads_its_own_state() -> None:
         ("unfrozen", "was added or unfrozen"),
         ("unfrozen_elsewhere", "was added or unfrozen"),
         ("moved", "'0.weight' was given other memory"),
+        ("replaced", "'0.weight' of the model was replaced after replicate()"),
         ("other_model", "ranks [1] differ from rank 0 in their model"),
         ("other_settings", "ranks [1] differ from rank 0 in their settings"),
         ("other_place", "rank 0 is at evaluating() of replica 0, step 0; rank 1 is at backward()"),

@@ -140,7 +140,6 @@ class OldWindowsForNewMembers(Quorum):
 
     def _repeat(self):
         grouped = self._grouped
-        self.num_repeated += 1
         for number in self._members:
             self.send(number, Decision(False))
         self._grouped = self.members if grouped else None

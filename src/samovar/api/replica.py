@@ -87,7 +87,7 @@ class Replica(Checkpoints, FigureCalls):
             self._closing = closing.pop_all()
         self._is_async = config.is_async
         of_run = (processes, self._announcer, self.config, compare_weights_steps)
-        self._checks = WeightChecks(self._parameters, optimizers, *of_run)
+        self._checks = WeightChecks(model, self._parameters, optimizers, *of_run)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
         self._shards, self._step = Shards(), 0
         self._is_evaluating = self._is_finished = self._is_closed = False

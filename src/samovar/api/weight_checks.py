@@ -13,7 +13,7 @@ from samovar.core.layout import LOOK_EVERY_STEPS
 from samovar.frontends.torch.late import LateLook
 from samovar.frontends.torch.neighbours import unclaimed
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of, digest_of, first_not_finite
+from samovar.frontends.torch.parameters import device_of, digest_of, first_not_finite, require_kept
 from samovar.strategies.config import StrategyConfig
 
 
@@ -22,6 +22,7 @@ class WeightChecks:
 
     def __init__(
         self,
+        model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
         optimizers: Optimizers,
         processes: ProcessGroup,
@@ -29,7 +30,7 @@ class WeightChecks:
         config: StrategyConfig,
         compare_steps: int | None,
     ) -> None:
-        self._parameters, self._optimizers = parameters, optimizers
+        self._model, self._parameters, self._optimizers = model, parameters, optimizers
         self._rank, self._announcer = processes.group.rank, announcer
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center and processes.group.world_size > 1
@@ -45,6 +46,8 @@ class WeightChecks:
                 self.require_finite(step, figures)
             else:
                 self._look_later(step, figures)
+        if step % LOOK_EVERY_STEPS == 1:
+            require_kept(self._model, self._parameters)
         if step == 1 or (self._compare_steps and step % self._compare_steps == 0):
             self.show_digest()
 
@@ -56,6 +59,7 @@ class WeightChecks:
     def before_evaluation(self, step: int, figures: ReplicaFigures) -> None:
         """Require finite weights, let ranks compare equal ones, and warn if the center has learned nothing yet."""
         self.require_finite(step, figures)
+        require_kept(self._model, self._parameters)
         self.show_digest()
         first, self._first_exchange = self._first_exchange, 0
         if 0 < step < first and not self._rank:

@@ -1,1 +1,1 @@
-"""Atomic, hashed snapshots of anything that is `Stateful`, and checkpoints of several processes in one file."""
+"""Atomic, hashed snapshots of anything with a `state_dict`, and checkpoints of several processes in one file."""

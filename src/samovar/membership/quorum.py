@@ -76,7 +76,6 @@ class Quorum:
     send: Callable[[int, Reply], None]
     round: int = 0
     generation: int = 0
-    num_repeated: int = 0  # exchanges that did not count
     _phase: _Phase = _Phase.DOOR
     _workers: dict[int, _Member] = field(default_factory=dict)
     _door: list[int] = field(default_factory=list)
@@ -329,7 +328,6 @@ class Quorum:
             self._end("the job has ended; there is nothing to join")
 
     def _repeat(self) -> None:
-        self.num_repeated += 1
         self._grouped = None
         for number in self._members:
             self.send(number, Decision(False))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout, ParameterSpec, all_finite
 from samovar.frontends.torch.neighbours import require_alone
 from samovar.frontends.torch.optimizers import Optimizers
@@ -46,6 +46,16 @@ def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device | None:
     """The device of all parameters; None on the CPU, where ranks share the memory of the model itself."""
     device = next(iter(parameters.values())).device
     return None if device.type == "cpu" else device
+
+
+def require_kept(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises SamovarError if the model does not compute with one of the parameters that the optimizer updates."""
+    kept = {id(parameter) for parameter in model.parameters()}
+    if name := next((name for name, parameter in parameters.items() if id(parameter) not in kept), None):
+        raise SamovarError(
+            f"parameter {name!r} of the model was replaced after replicate(), so its training has no effect; write "
+            "into it instead (load_state_dict without assign=True), or close() and replicate again"
+        )
 
 
 def require_dense_gradients(model: nn.Module) -> None:
