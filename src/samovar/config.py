@@ -146,6 +146,8 @@ class RunConfig:
         given = [flag for flag, value in flags.items() if value is not None]
         if given and not self.is_async:
             raise InputError(f"{given[0]}: workers with {self.strategy.name} always step together; leave it out")
+        if self.is_async and not self.strategy.traits.in_groups and self.strategy.collective != AUTO:
+            raise InputError(f"--collective: workers with {self.strategy.name} make no sums; leave it out")
         if self.stop_rule is not None:
             require_choice("--stop-rule", self.stop_rule, STOP_RULES)
         if self.is_async and self.trace is not None:
@@ -189,10 +191,10 @@ class RunConfig:
             raise InputError(
                 f"--exact {num_slices}: workers with {strategy.name} have different weights; leave one out"
             )
-        if strategy.overlap not in (None, "none") or strategy.bucket_size_bytes is not None:
+        if strategy.overlap not in (None, "none") or strategy.bucket_size_bytes is not None or strategy.updates_parts:
             raise InputError(
                 f"--exact {num_slices}: all slices are summed at the end of the step, in a tree of their own; "
-                "leave --overlap and --bucket out"
+                "leave --overlap, --bucket and --owner out"
             )
         if strategy.codec is not None:
             raise InputError(f"--exact {num_slices}: gives the same bits, and compression changes them; leave one out")

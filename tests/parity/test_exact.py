@@ -83,6 +83,7 @@ def with_sum(digits: Path, folder: Path) -> Path:
         (("--exact", 4, "--strategy", "local-sgd"), "local-sgd"),
         (("--exact", 4, "--bucket", "layer"), "--bucket"),
         (("--exact", 4, "--collective", "ring"), "--collective"),
+        (("--exact", 4, "--owner", "parts"), "leave --overlap, --bucket and --owner out"),
     ],
 )
 def test_what_does_not_fit_is_refused(digits: Path, tmp_path: Path, flags: tuple[object, ...], named: str) -> None:

@@ -1,6 +1,7 @@
 """The configuration of a run: what it refuses, and its way through JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ AT_BOX = RunConfig(
         ({"recipe": "auto", "strategy": EASGD, "box": "b"}, "--recipe auto: workers at a box come and go"),
         ({"recipe": "none", "large_batch": LargeBatch(512)}, "--recipe none: --large-batch asks for a recipe"),
         ({"weights": (Path("a"),), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
+        ({"strategy": replace(EASGD, collective="ring")}, "--collective: workers with .*-easgd make no sums"),
         ({"strategy": EASGD, "join": True}, "--join: needs a box"),
         ({"strategy": EASGD, "key_file": Path("key")}, "--key-file: needs a box"),
         ({"strategy": EASGD, "buffer": "lenet"}, "--buffer: needs a box"),

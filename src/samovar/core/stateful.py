@@ -1,4 +1,4 @@
-"""The content of a snapshot: a part's state as named arrays, copied or never written again, numbers and short strings."""
+"""The content of a snapshot: a part's state as named arrays (copies), numbers and short strings."""
 
 from typing import TypeAlias
 
