@@ -102,7 +102,8 @@ class BoxBuffer:
     a seat in the buffer. From then on `samovar box list` shows this program, and workers that train there count it.
 
     `versions`, int64 (num_chunks,), are the updates of each chunk at the last `get`, `accumulate` or `exchange`. Calls
-    raise DeadlineExceeded after the `timeout_s` of `connect`, and NotFinite if c would become infinite or NaN.
+    raise DeadlineExceeded after the `timeout_s` of `connect`, and NotFinite if c would become infinite or NaN. A change
+    that met DeadlineExceeded may still come to c: one that is made again may count twice.
 
     Cost: 4N bytes for each call, from or to another host; 8N for `exchange`.
     """
