@@ -18,8 +18,8 @@ from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade
 from samovar.training.step import StepLoss
 
-# The master tests before any worker begins, and a test may take longer than an exchange.
-_START_PATIENCE = _END_PATIENCE = 10.0
+# The others wait for a master that tests, which may take longer than an exchange.
+TEST_PATIENCE = 10.0
 _DISTANCE_EVERY_S = 1.0
 _DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
 
@@ -178,7 +178,7 @@ class AsyncPace:
             self._master = self._become_master()
             self._master.test_at_start()
         self._table.is_ready()
-        self._table.wait_for_all(_START_PATIENCE * self._run.timeout_s)
+        self._table.wait_for_all(TEST_PATIENCE * self._run.timeout_s)
         self._table.begin()
         if self._master is not None:
             self._master.begin()
@@ -222,7 +222,7 @@ class AsyncPace:
         if not table.is_first:
             parts.finite.at_end()
         self._show(is_finished=True)
-        if self._master is None and not table.wait_until_told(Deadline.after(_END_PATIENCE * self._run.timeout_s)):
+        if self._master is None and not table.wait_until_told(Deadline.after(TEST_PATIENCE * self._run.timeout_s)):
             self._look_for_master()
         if self._master is None:
             return None

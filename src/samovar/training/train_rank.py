@@ -21,7 +21,7 @@ from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
 from samovar.training.async_order import order_of
-from samovar.training.async_pace import Agree, AsyncPace, AsyncParts, Master, Run
+from samovar.training.async_pace import TEST_PATIENCE, Agree, AsyncPace, AsyncParts, Master, Run
 from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, gather, require_equal
@@ -266,7 +266,7 @@ def _agreement(context: RankContext) -> Agree:
     memory = group.region("agreement", 8 * _AGREED_WORDS)
     words = Region(memory.window, memory.offset, memory.array.view(np.float64))
     broadcast = group.broadcast("agreement", words)
-    deadline = partial(Deadline.after, context.config.timeout_s)
+    deadline = partial(Deadline.after, TEST_PATIENCE * context.config.timeout_s)
 
     def agree(number: int, rate_step: int | None) -> tuple[int, int | None]:
         if group.group.rank == 0:
