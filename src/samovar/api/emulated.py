@@ -125,13 +125,9 @@ def connected_emulated(
     sizes = tuple(len(host.ranks) for host in hosts)
     if len(hosts) > 1:
         require_messages(collective)
-    best = chosen_between(NOMINAL, sizes, world_size) if len(hosts) > 1 else _in_memory
+    best = chosen_between(NOMINAL, sizes, world_size) if len(hosts) > 1 else lambda _num_bytes: "direct"
     plans = PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, sizes)
     return plans, hosts, Emulated(emulation, transport)
-
-
-def _in_memory(_num_bytes: int) -> str:
-    return "direct"
 
 
 def _hosts(machine: MachineModel, world_size: int) -> tuple[Host, ...]:

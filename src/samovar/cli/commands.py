@@ -1,6 +1,8 @@
 """The command `samovar`: which commands there are; of these the one that is given is loaded, and no other."""
 
+import errno
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -118,6 +120,13 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
         return InputError.exit_code
     except SamovarError as error:
         return error.exit_code if error.is_shown else _told(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what stdout still holds
+        return _told(
+            SamovarError(f"{error.strerror}: {error.filename or 'the output'} is not complete; free some space")
+        )
     except ModuleNotFoundError as error:
         if missing := explained(error):
             return _told(missing)

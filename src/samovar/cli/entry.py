@@ -17,6 +17,7 @@ for _number in _GUARDED:
     _signal.signal(_number, _end_at_once)
 
 import importlib  # noqa: E402  after the guard
+import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 
@@ -27,6 +28,9 @@ class _Ended(BaseException):
 
 def main() -> None:
     """Run the command line (`samovar --help` lists the exit codes)."""
+    # One that the user has closed takes what nobody reads.
+    both = (sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = (one or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for one in both)
     commands = importlib.import_module("samovar.cli.commands")
     number = 0
     try:

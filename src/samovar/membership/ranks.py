@@ -145,7 +145,8 @@ class JobRanks:
         return True
 
     def take(self, member: Member, _first_step: int) -> None:
-        self._members = [Member(int(index), int(life)) for index, life, *_ in self.show(*_row_of(member))]
+        rows = self.show(member.index, member.incarnation)
+        self._members = [Member(int(index), int(life)) for index, life, *_ in rows]
 
     def is_gone(self, _rank: int, /) -> bool:
         return False
@@ -156,7 +157,3 @@ class JobRanks:
     def all(self) -> list[Member]:
         """The members by rank, once all have their seats."""
         return list(self._members)
-
-
-def _row_of(member: Member) -> tuple[int, int]:
-    return member.index, member.incarnation

@@ -1,5 +1,6 @@
 """A command loads only the modules that it needs."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from samovar.cli.commands import COMMANDS, app_of
 
+ROOT = Path(__file__).parents[3]
 HEAVY = ("numpy", "torch", "google.protobuf", "cryptography", "PIL", "lmdb", "h5py", "greenlet")
 LOADED = """
 import sys
@@ -66,3 +68,17 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(words: list[str], sen
     program = str(Path(sys.executable).with_name("samovar"))
     ended = subprocess.run([program, *words], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"samovar: error: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "doctor --help", "inspect examples/lenet/digits_solver.prototxt"]
+)
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [(">/dev/full", 3, "samovar: error: No space left on device: .*; free some space"), (">&-", 0, "")],
+)
+def test_an_output_that_is_full_or_closed_is_no_traceback(words: str, redirection: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m samovar.cli.entry {words} {redirection}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False, timeout=100)
+    assert ended.returncode == code, ended.stderr
+    assert re.fullmatch(said, ended.stderr.strip())
