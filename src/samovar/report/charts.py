@@ -221,7 +221,7 @@ def columns(title: str, x_name: str, groups: Sequence[tuple[str, int, Sequence[f
 def timeline(title: str, events: Sequence[Event], kinds: Mapping[str, str], most_steps: int) -> str:
     """Some steps from the middle of a trace: what each rank did, and below it exchanges behind the computation."""
     spans = [event for event in events if event.get("ph") == "X"]
-    steps = sorted({span["name"] for span in spans if span["cat"] == "step"}, key=_step_number)
+    steps = sorted({span["name"] for span in spans if span["cat"] == "step"}, key=lambda name: int(name.split()[1]))
     if not steps:
         return ""
     first = (len(steps) - most_steps) // 2 if len(steps) > most_steps else 0
@@ -242,10 +242,6 @@ def timeline(title: str, events: Sequence[Event], kinds: Mapping[str, str], most
         f'<div class="scroll" tabindex="0" role="img" aria-label="{escape(said)}"><div class="wide">{"".join(rows)}'
         f'<div class="ticks" aria-hidden="true">{ticks}</div></div></div></figure>'
     )
-
-
-def _step_number(name: str) -> int:
-    return int(name.removeprefix("step "))
 
 
 def _rank_row(rank: int, spans: Sequence[Event], start: float, stop: float) -> str:
