@@ -18,6 +18,7 @@ import torch
 from samovar.box.board import create_board
 from samovar.config import RunConfig
 from samovar.core.buffer import StagedBuffer
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.host import create_empty
 from samovar.core.layout import Layout
@@ -100,7 +101,8 @@ def run_center(setting: Setting, layout: Layout, num_steps: int, transport: Tran
 
 def at_own_speed(parts: Rank, seen: SeenAtACenter, num_steps: int, center: RunCenter) -> AsyncPace:
     def save(steps_done: int) -> None:
-        parts.strategy.drain()  # a snapshot has the center as it is, with or without a push that is under way
+        if (under_way := getattr(parts.strategy, "_under_way", None)) is not None:
+            under_way.wait(Deadline.after(50.0))  # a snapshot has the center as it is, with or without this update
         with parts.evaluated.in_place():
             parts.finite.require()
             digest = parts.model.weights.sha256()

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.clock import Deadline
+from samovar.core.errors import NotFinite
 from samovar.transports.base import Array, Pending
 
 # int64 (num_chunks,): how many updates each chunk holds.
@@ -39,7 +40,11 @@ class PendingPush:
 
     def wait(self, deadline: Deadline) -> None:
         if self._versions is None:
-            self._versions = self._landed(deadline)
+            try:
+                self._versions = self._landed(deadline)
+            except NotFinite:  # an answer, too: the next push may come
+                self._versions = np.zeros(0, np.int64)
+                raise
 
 
 class Center(Protocol):

@@ -146,10 +146,6 @@ def _names(_name: str, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-def _weights(_name: str, value: str) -> tuple[Path, ...]:
-    return parse_weights(value)
-
-
 def _phase(name: str, value: str) -> str | None:
     if value and value not in PHASES:
         raise InputError(f"-{name} {value}: give one of: {', '.join(PHASES)}")
@@ -166,7 +162,7 @@ def _effect(name: str, value: str) -> SignalEffect:
 _READERS: dict[str, Callable[[str, str], object]] = {
     "solver": _path,
     "model": _path,
-    "weights": _weights,
+    "weights": lambda _name, value: parse_weights(value),
     "snapshot": _path,
     "gpu": _text,
     "iterations": _count,

@@ -133,7 +133,8 @@ class Runs:
 def _choices(question: Question, name: str, work: Work, plans: Plans, num_workers: int) -> Iterator[SharingChoice]:
     """The settings to try: one for most strategies; for one with buckets, those of which the fastest is not obvious."""
     base, fitting = StrategyConfig(name), fitting_settings(question, name, num_workers)
-    collective = _collective(question.collective, plans)
+    asked = question.collective
+    collective = plans.fastest if asked == AUTO else lambda _num_bytes: asked
     if base.traits.setting(BUCKET.name) is None or base.exchanges_weights:
         yield SharingChoice(StrategyConfig.given(name, fitting), collective)
         return
@@ -187,10 +188,6 @@ def _with_buckets(
 def _model(overlap: str, collective: Callable[[int], str], work: Work, plans: Plans) -> ExchangeModel:
     by = (lambda _: _SUM_AND_BROADCAST) if overlap == "full" else collective
     return plans.exchange_model(by, BYTES_OF_A_FLOAT * work.num_parameters, 1.0)
-
-
-def _collective(asked: str, plans: Plans) -> Callable[[int], str]:
-    return plans.fastest if asked == AUTO else lambda _num_bytes: asked
 
 
 def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:

@@ -234,6 +234,11 @@ class HybridEasgd(ShmEasgd):
         else:
             self._count_refused()
 
+    def _count_refused(self) -> None:
+        """The others learn of weights that are not finite, and not of a push that the center refused."""
+        super()._count_refused()
+        self._has_started_anew = not all_finite(self._weights)
+
     def adopt_center(self) -> None:
         """x = c of one moment in the whole group, which must all call it."""
         if self._members.lives is not None:

@@ -38,7 +38,8 @@ def run_timing(context: RankContext) -> None:
         timer = NetTimer(net, partial(computed, context.device))
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)
-        reading = LayerSeconds("+".join(_data_layers(net)), READING)
+        sources = [outline.name for outline in net.layers_for_caffemodel() if outline.type in DATA_TYPES]
+        reading = LayerSeconds("+".join(sources), READING)
         initial_loss = timer.warm_up(reader.read(0, reader.batch_size))
         for iteration in range(config.iterations or DEFAULT_NUM_ITERATIONS):
             context.at_boundary(iteration)
@@ -61,10 +62,6 @@ def _definition(context: RankContext) -> CaffeNetDefinition:
     if config.is_solver:
         return load_source(load_solver(config.model).net, config.level, config.stages)
     return load_net(config.model, config.level, config.stages)
-
-
-def _data_layers(net: CaffeNet) -> list[str]:
-    return [outline.name for outline in net.layers_for_caffemodel() if outline.type in DATA_TYPES]
 
 
 def _timed(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat, CenterSteps, Staleness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
+from samovar.transports.shm import ShmTransport
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
+from tests.threads import on_threads
 from tests.unit.strategies.center_harness import Work, on_sim
-from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS
+from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS, in_time
 from tests.unit.strategies.test_definitions import gradient
 
 SLOW_S, QUICK_S = 10.0, 1.0
@@ -27,7 +30,7 @@ SLOW_S, QUICK_S = 10.0, 1.0
 class Worker:
     """A worker whose step adds `gain` to every weight."""
 
-    def __init__(self, config: StrategyConfig, transport: SimTransport, num_workers: int | None = None) -> None:
+    def __init__(self, config: StrategyConfig, transport: Any, num_workers: int | None = None) -> None:
         self.rank = transport.group.rank
         window = transport.open_window("model", 2 * NUM_ELEMENTS * 4, 0)
         weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
@@ -35,7 +38,7 @@ class Worker:
         self.center = WindowCenter(transport, NUM_ELEMENTS, with_velocity=config.traits.has_velocity)
         collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
         seat = CenterSeat(self.center, self.rank == 0, num_workers)
-        self.deadline = lambda: transport.deadline(math.inf)
+        self.deadline = (lambda: transport.deadline(math.inf)) if isinstance(transport, SimTransport) else in_time
         self.strategy: Any = build_strategy(
             config, collectives, LAYOUT.buckets(), Buffers(weights, gradients), self.deadline, seat
         )
@@ -44,7 +47,10 @@ class Worker:
 
     def step(self, step_s: float = QUICK_S, gain: float = 1.0) -> None:
         self.strategy.begin_step(self.num_steps)
-        self.transport.sleep(step_s)
+        if step_s:
+            self.transport.sleep(step_s)
+        for bucket in LAYOUT.buckets():
+            self.strategy.gradient_final(bucket)
 
         def update(_bucket, _scale: float) -> None:
             self.weights += np.float32(gain)
@@ -265,6 +271,27 @@ def test_drain_brings_the_push_home_and_what_is_asked_then_is_all_of_it() -> Non
         return before, float(worker.strategy.center()[0])
 
     assert run(program, StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.5), 1) == [(0.0, 4.0)]
+
+
+def test_a_group_clears_its_momentum_together_also_where_the_center_refuses_its_leaders_push() -> None:
+    config = StrategyConfig("hybrid-easgd", sync_period_steps=1, group_size=2)
+
+    def program(transport: ShmTransport) -> tuple[list[bool], list[float], int]:
+        worker = Worker(config, transport)
+        with closing(worker.center):
+            if worker.rank == 0:
+                worker.center.write(np.full(NUM_ELEMENTS, -3e38, np.float32), in_time())
+            has_cleared, weights = [], []
+            for gain in (3e38, 0.0, 0.0, 0.0):  # the first difference is too large for a float
+                worker.step(0.0, gain)
+                has_cleared.append(worker.strategy.has_started_anew())
+                weights.append(float(worker.weights[0]))
+            return has_cleared, weights, worker.strategy.num_refused
+
+    leader, other = on_threads(2, program)
+    assert leader[:2] == other[:2]
+    assert leader[0] == [False, True, False, False]
+    assert leader[2] == other[2] + 1  # the push
 
 
 @pytest.mark.parametrize("name", ["async-sgd", "round-robin-easgd", "async-easgd", "shm-easgd", "hybrid-easgd"])
