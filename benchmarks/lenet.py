@@ -8,8 +8,8 @@ from pathlib import Path
 from figures import Figure, compare_both
 from ranks import FOLDER, Net, Ranks, Rates, own_cpus, take_turns
 
+from samovar.core.host import num_available_cpus
 from samovar.data.digits import write_digits
-from samovar.launch.numa import num_available_cpus
 from samovar.transports.shm import create_segment
 
 SOLVER = FOLDER.parent / "examples" / "lenet" / "digits_solver.prototxt"

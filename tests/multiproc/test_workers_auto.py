@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samovar.config import RunConfig
-from samovar.launch.numa import num_available_cpus
+from samovar.core.host import num_available_cpus
 from samovar.launcher.sweep import sweep_settings
 from tests.multiproc.command import Command, Ended, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver

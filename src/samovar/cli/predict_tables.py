@@ -72,7 +72,10 @@ def show_prediction(shown: Shown) -> None:
     show_facts(console, "verdict", _verdict(shown, last))
     if shown.periods:
         show_lines(console, "")
-        facts = [(name, _period(period)) for name, period in shown.periods.items()]
+        periods = shown.periods.items()
+        facts = [
+            (name, f"an exchange every {steps} steps" if steps else "none up to 64 steps") for name, steps in periods
+        ]
         show_facts(console, f"shortest period with 90 % of ideal, {most} workers (simulated)", facts)
     if shown.learned:
         show_lines(console, "")
@@ -171,10 +174,6 @@ def _taught(one: Taught, goal: float) -> list[str]:
         "never" if hours is None else units.duration(3600 * hours),
         *(("", "") if staleness is None else (f"{staleness:.1f}", f"{max(one.learned.staleness)}")),
     ]
-
-
-def _period(steps: int | None) -> str:
-    return "none up to 64 steps" if steps is None else f"an exchange every {steps} steps"
 
 
 def _cut(row: Prediction) -> str:

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -38,14 +37,10 @@ def report(
         raise InputError("a run is given twice; give each run once")
     foreseen = None if prediction is None else read_foreseen(prediction)
     content = page(Comparison.of([History(run).look() for run in runs], foreseen)).encode()
-    path = out or _default_place(runs)
+    path = out or (RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html"))
     _require_own(path)
     write_atomic(path, content)
     typer.echo(f"report: {path} ({units.size(len(content))})")
-
-
-def _default_place(runs: Sequence[Path]) -> Path:
-    return RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html")
 
 
 def _require_own(path: Path) -> None:

@@ -17,12 +17,12 @@ from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.device import GPU
 from samovar.core.errors import InputError
+from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL
 from samovar.core.trace import TraceWindow
 from samovar.core.units import is_count
 from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
 from samovar.launch.limits import require_room
-from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
 from samovar.launcher.placing import count_gpus

@@ -33,6 +33,11 @@ def memory_left(root: Path = Path("/")) -> int | None:
     return _least(root, _memory_left_in)
 
 
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """The groups may use the time of so many cores; None if no group has a limit."""
+    return min((quota for group in control_groups(root) if (quota := _cpu_quota_of(group)) is not None), default=None)
+
+
 def processes_left(root: Path = Path("/")) -> int | None:
     """Processes and threads that the groups still allow; None if no group has a limit."""
     return _least(root, _processes_left_in)
@@ -57,6 +62,16 @@ def _memory_left_in(group: Path) -> int | None:
     # Of version 1 the names with "total" count the groups below, as its usage does.
     cache = [kept.get(f"total_{name}", kept.get(name, 0)) for name in ("active_file", "inactive_file")]
     return max(0, limit - max(0, used - sum(cache)))
+
+
+def _cpu_quota_of(group: Path) -> float | None:
+    words = text_of(group / "cpu.max").split()
+    if not words:
+        words = [*text_of(group / "cpu.cfs_quota_us").split(), *text_of(group / "cpu.cfs_period_us").split()]
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        quota, period = (float(word) for word in words)
+        return quota / period if quota > 0 else None
+    return None
 
 
 def _processes_left_in(group: Path) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from samovar import _native
-from samovar.core.control_groups import memory_left, text_of
+from samovar.core.control_groups import cpu_quota_cores, memory_left, text_of
 
 _TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
 _MMAP_THRESHOLD: Final = -3
@@ -137,6 +137,12 @@ def busy_seconds(cpus: Iterable[int], path: Path = _STAT) -> dict[int, float]:
     ticks_a_second = os.sysconf("SC_CLK_TCK")
     found = {wanted[line[0]]: line for line in lines if line and line[0] in wanted}
     return {cpu: sum(int(line[field]) for field in _BUSY_FIELDS) / ticks_a_second for cpu, line in found.items()}
+
+
+def num_available_cpus() -> int:
+    """The cores whose time this process may use: a container may see more."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(cpu_quota_cores() or cores)))
 
 
 def taken_cpus(cpus: Iterable[int], look_s: float = _LOOK_S) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def launcher_process() -> str:
     All ranks of a node share it. Ancestors with a rank's variables are wrappers, such as a shell or a profiler.
     """
     own = os.getpid()
-    while (parent := _parent(own)) > 1 and _is_rank(parent):
+    while (parent := int(_status_fields(own)[1])) > 1 and _is_rank(parent):
         own = parent
     return f"{parent}-{_status_fields(parent)[19]}"
 
@@ -326,10 +326,6 @@ def _is_rank(process_id: int) -> bool:
     except OSError:  # another user's: certainly no wrapper of ours
         return False
     return any(entry.split(b"=")[0].decode(errors="replace") in _RANK_VARIABLES for entry in entries)
-
-
-def _parent(process_id: int) -> int:
-    return int(_status_fields(process_id)[1])
 
 
 def _status_fields(process_id: int) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Final
 
 from samovar.core import control_groups
 from samovar.core.errors import InputError
-from samovar.core.host import available_bytes
-from samovar.launch.numa import num_available_cpus
+from samovar.core.host import available_bytes, num_available_cpus
 
 MOST_THREADS_PER_CORE: Final = 8
 # What a rank has for itself beside a net: the interpreter and PyTorch, of which all ranks share 50 MiB more. Measured

@@ -69,26 +69,24 @@ def place(
     threads_per_worker: int | None,
     with_spare: bool = False,
     nodes: Sequence[Cpus] | None = None,
+    most_threads: int | None = None,
 ) -> Placement:
     """Place the workers on the cores that this process may use; by default with cores / workers threads each.
 
     While there are enough cores, each worker gets neighbouring cores of its own: one for each thread, or its share of
     all (`with_spare`, for exchanges behind the computation). Else all workers share all cores. A worker's cores are in
     one NUMA node if they fit. Workers are spread evenly over the nodes, and neighbours in rank share one. `nodes` None:
-    those of this machine.
+    those of this machine. If all may have the time of only `most_threads` of these cores, no worker has its own.
     """
     nodes = numa_nodes() if nodes is None else nodes
     available = tuple(sorted(cpu for node in nodes for cpu in node))
-    threads = max(1, len(available) // num_workers) if threads_per_worker is None else threads_per_worker
-    oversubscribed = num_workers * threads > len(available)
-    if oversubscribed:
-        return Placement(threads, (available,) * num_workers, oversubscribed=True)
+    most = min(most_threads or len(available), len(available))
+    threads = max(1, most // num_workers) if threads_per_worker is None else threads_per_worker
+    oversubscribed = num_workers * threads > most
+    if oversubscribed or most < len(available):
+        return Placement(threads, (available,) * num_workers, oversubscribed)
     width = _with_spare(num_workers, threads, nodes) if with_spare else threads
     return Placement(threads, _shares(num_workers, width, nodes), oversubscribed=False)
-
-
-def num_available_cpus() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def num_inside(width: int, node_sizes: Sequence[int]) -> int:

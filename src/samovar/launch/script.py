@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from samovar.core.errors import InputError
+from samovar.core.host import num_available_cpus
 from samovar.launch.guard import Guard
 from samovar.launch.numa import apart, place
 from samovar.launch.watch import EXIT_PREEMPTED, Consequence, EndPolicy, Outlet, RankEnd, RankProcess, RankWatch
@@ -143,7 +144,7 @@ class ScriptLaunch(EndPolicy):
         self._kept = kept
         self._lives: dict[int, int] = {}
         self._meeting = ExitStack()
-        self._placement = place(num_ranks, None)
+        self._placement = place(num_ranks, None, most_threads=num_available_cpus())
         self._cpus = self._placement.cpus
         self._running: dict[int, _Running] = {}
         self._ends: dict[int, ScriptEnd] = {}

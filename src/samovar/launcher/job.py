@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
-from samovar.core.host import Others, family_seconds
+from samovar.core.host import Others, family_seconds, num_available_cpus
 from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
@@ -372,5 +372,5 @@ def _oversubscribed(config: RunConfig) -> str:
     threads = config.workers * config.threads_per_worker
     return (
         f"{config.workers} workers x {config.threads_per_worker} threads are {threads} threads on "
-        f"{len(config.cpus[0])} cores: ranks share cores, and speed figures mean little"
+        f"{min(len(config.cpus[0]), num_available_cpus())} cores: ranks share cores, and speed figures mean little"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from samovar.config import RunConfig
 from samovar.core.device import AUTO, CPU, CUDA, GPU
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.host import taken_cpus
+from samovar.core.host import num_available_cpus, taken_cpus
 from samovar.core.requirements import require_packages
 from samovar.launch.limits import require_room
 from samovar.launch.numa import numa_nodes, place
@@ -35,7 +35,7 @@ def placed(
     taken = () if threads_per_worker or config.needs_cpu else _taken(max(1, workers))
     nodes = [tuple(cpu for cpu in node if cpu not in taken) for node in numa_nodes()]
     free = [node for node in nodes if node]
-    placement = place(max(1, workers), threads_per_worker, with_spare=overlaps, nodes=free)
+    placement = place(max(1, workers), threads_per_worker, overlaps, free, num_available_cpus())
     is_free = config.box is not None and not placement.oversubscribed
     return replace(
         config,

@@ -8,7 +8,8 @@ from pathlib import Path
 from samovar.checkpoint.reading import read_manifest
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, SamovarError
-from samovar.launch.numa import num_available_cpus, num_inside, numa_nodes, spread
+from samovar.core.host import num_available_cpus
+from samovar.launch.numa import num_inside, numa_nodes, spread
 from samovar.launcher.job import Display, EndedBySignal, run_without_folder
 from samovar.launcher.placing import placed
 from samovar.report.records import Notice, Probed, Record
@@ -76,7 +77,8 @@ def with_fastest_workers(
         return earlier
     nodes = numa_nodes()
     most_workers = None if config.exact is None else max(1, config.exact // num_hosts)
-    settings = sweep_settings([len(node) for node in nodes], threads_per_worker, most_workers)
+    sizes, most = [len(node) for node in nodes], num_available_cpus()
+    settings = sweep_settings(sizes if most >= sum(sizes) else [most], threads_per_worker, most_workers)
     if len(settings) > 1:
         _require_same_training(config, settings)
         figures = _sweep(config, settings, display)

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 from samovar import _native
+from samovar.core.host import num_available_cpus
 
 Task = Callable[[], Any]
 
@@ -30,7 +31,7 @@ def on_all_cores(tasks: Sequence[Task], tell: Callable[[Any], None] = lambda _an
 
     Cost: a fork for each core, about 20 ms if torch is loaded.
     """
-    num_processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    num_processes = min(num_available_cpus(), len(tasks))
     answers = _asked(tasks, num_processes, tell) if num_processes > 1 and len(tasks) <= _MOST_TASKS else {}
     for index, task in enumerate(tasks):
         if index not in answers:

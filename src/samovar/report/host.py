@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from samovar.core.control_groups import control_groups, memory_limit, text_of
+from samovar.core.control_groups import control_groups, cpu_quota_cores, memory_limit, text_of
 from samovar.core.host import models
 from samovar.core.machine import CalibrationRecord
 from samovar.core.requirements import Missing, missing_modules
@@ -63,7 +63,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         cores_present=os.cpu_count() or len(cpus),
         cpus_allowed=cpus,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))),
-        cpu_quota_cores=min((quota for group in groups if (quota := _quota(group)) is not None), default=None),
+        cpu_quota_cores=cpu_quota_cores(root),
         governors=_governors(root, cpus),
         load_average=os.getloadavg()[0],
         memory_total_bytes=memory.get("MemTotal", 0),
@@ -88,17 +88,6 @@ def _cpu_model(root: Path) -> str:
 def _memory(root: Path) -> dict[str, int]:
     rows = re.findall(r"^(\w+):\s+(\d+) kB$", text_of(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kilobytes) << 10 for name, kilobytes in rows}
-
-
-def _quota(group: Path) -> float | None:
-    """Cores' worth of time that the group may use."""
-    words = text_of(group / "cpu.max").split()
-    if not words:
-        words = [*text_of(group / "cpu.cfs_quota_us").split(), *text_of(group / "cpu.cfs_period_us").split()]
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        quota, period = (float(word) for word in words)
-        return quota / period if quota > 0 else None
-    return None
 
 
 def _governors(root: Path, cpus: tuple[int, ...]) -> tuple[str, ...]:

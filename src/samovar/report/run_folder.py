@@ -82,7 +82,8 @@ def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datet
     """
     try:
         if out is None:
-            return RunFolder(_new_folder(DEFAULT_PARENT, _run_name(net_name, strategy, now)))
+            name = f"{now:%Y%m%d-%H%M}-{_safe(net_name) or 'net'}-{_safe(strategy) or 'run'}"
+            return RunFolder(_new_folder(DEFAULT_PARENT, name))
         return create_run_folder_at(out)
     except OSError as error:
         raise _refused(DEFAULT_PARENT, error) from error
@@ -150,10 +151,6 @@ def write_atomic(path: Path, content: bytes) -> None:
             f"{path} cannot be written: {error.strerror} ({len(content):,} bytes); "
             "make room there or give another folder with --out"
         ) from error
-
-
-def _run_name(net_name: str, strategy: str, now: datetime) -> str:
-    return f"{now:%Y%m%d-%H%M}-{_safe(net_name) or 'net'}-{_safe(strategy) or 'run'}"
 
 
 def _safe(name: str) -> str:

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.core.host import available_bytes
+from samovar.core.host import available_bytes, num_available_cpus
 from samovar.launch import limits
 from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, processes_left, require_room
-from samovar.launch.numa import num_available_cpus
 
 MOST = num_available_cpus() * MOST_THREADS_PER_CORE
 

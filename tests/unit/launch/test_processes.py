@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
+from samovar.core.host import num_available_cpus
 from samovar.launch import numa
-from samovar.launch.numa import num_available_cpus, place
+from samovar.launch.numa import place
 from samovar.launch.processes import Launch, RankEnd
 from samovar.transports.shm import RunBoard, create_segment
 
@@ -61,6 +62,19 @@ def test_with_too_few_cores_all_share_all(
     assert found.threads_per_worker == expected_threads
     assert found.cpus == (tuple(cores),) * workers
     assert num_available_cpus() == 5
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected_threads", "is_too_much"),
+    [(2, None, 1, False), (1, None, 2, False), (1, 2, 2, False), (3, None, 1, True), (1, 3, 3, True)],
+)
+def test_with_the_time_of_fewer_cores_no_worker_has_its_own(
+    cores: list[int], workers: int, threads: int | None, expected_threads: int, is_too_much: bool
+) -> None:
+    found = place(workers, threads, most_threads=2)
+    assert (found.threads_per_worker, found.oversubscribed) == (expected_threads, is_too_much)
+    assert found.cpus == (tuple(cores),) * workers
+    assert place(workers, threads, most_threads=9) == place(workers, threads)
 
 
 class Started:
