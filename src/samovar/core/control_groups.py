@@ -34,7 +34,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """The groups may use the time of so many cores; None if no group has a limit."""
+    """The number of cores whose time the groups may use; None if no group has a limit."""
     return min((quota for group in control_groups(root) if (quota := _cpu_quota_of(group)) is not None), default=None)
 
 
