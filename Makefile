@@ -29,7 +29,9 @@ docs: $(GROUND) ; $(BIN)/python tools/docs_check.py && $(BIN)/python tools/prose
 tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py && $(BIN)/python tools/command_reference.py
 site: $(SITE_GROUND) ; $(BIN)/python tools/site_build.py
 site-check: site ; $(BIN)/python tools/site_check.py
-test: lint types docs ; $(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(GROUND)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types docs
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
