@@ -99,9 +99,9 @@ def test_a_pause_loses_nobody(tmp_path: Path, digits: Path, strategy: str) -> No
 
 @pytest.mark.slow
 def test_a_group_waits_for_its_leader_while_that_tests(tmp_path: Path, digits: Path) -> None:
-    """Longer than an exchange may take."""
+    """Longer than an exchange may take, and less than ten times as long, also on a busy machine."""
     solver = write_solver(write_net(tmp_path, digits), 40, test_initialization="false")
-    solver.write_text(solver.read_text().replace("test_iter: 6", "test_iter: 6000").replace("val: 100", "val: 20"))
+    solver.write_text(solver.read_text().replace("test_iter: 6", "test_iter: 2000").replace("val: 100", "val: 20"))
     arguments = ("--solver", solver, "--workers", 4, "--threads-per-worker", 1, "--strategy", "hybrid-easgd")
     with Command("train", *arguments, "--timeout", TIMEOUT_S, "--out", tmp_path / "run", folder=tmp_path) as command:
         ended = command.wait(MOST_S)
