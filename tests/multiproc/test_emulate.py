@@ -75,11 +75,13 @@ def weights(folder: Path, num_ranks: int, *flags: object, settings: str = "{}", 
     return set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [
         ("sync", {"collective": "ring", "bucket_size": "model", "factors": "none"}),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("sync-easgd", {"sync_period": 2}), ("diloco", {})]),
+        ("sync-easgd", {"sync_period": 2}),
+        ("diloco", {}),
     ],
 )
 def test_weights_have_the_bits_of_a_run_without_it(folder: Path, strategy: str, settings: dict[str, object]) -> None:

@@ -75,7 +75,9 @@ def test_two_workers_train_with_it_and_the_bits_come_out_twice(solver: Path, exa
     assert plain != once
 
 
-@pytest.mark.parametrize("rule", ["class", "growing:GrowingSgd", "growing.py:GrowingSgd"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param("class", marks=pytest.mark.slow), "growing:GrowingSgd", "growing.py:GrowingSgd"]
+)
 def test_a_loop_of_ones_own_trains_with_it_and_the_bits_come_out_twice(
     example: Path, tmp_path: Path, rule: str
 ) -> None:

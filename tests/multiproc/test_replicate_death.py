@@ -24,7 +24,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("how", KINDS)
+@pytest.mark.parametrize(
+    "how", [how if how != "os._exit" else pytest.param(how, marks=pytest.mark.slow) for how in KINDS]
+)
 def test_others_name_a_rank_that_ended(how: str) -> None:
     """No launcher ends them. Older systems do not tell the exit code of a process to others."""
     program = (sys.executable, "-m", PROGRAM, how, VICTIM, 20)

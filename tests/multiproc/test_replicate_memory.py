@@ -24,7 +24,7 @@ def grown_bytes(
     return [int((folder / f"grown-{rank}").read_text()) for rank in range(num_ranks)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_hundred_replicas_of_4_mb_leave_no_memory(tmp_path: Path, num_ranks: int) -> None:
     assert max(grown_bytes(tmp_path, num_ranks, "train", 100, "sync")) < MOST_BYTES
 

@@ -40,6 +40,7 @@ def test_there_are_enough_programs() -> None:
     assert {name for name, _ in marked("wrong", WRONG)} == {f"wrong_{name}.py" for name in WRONG}
 
 
+@pytest.mark.slow
 def test_mypy(programs: Path, repository_root: Path) -> None:
     """With its own settings at their strictest; the cache is that of `make types`."""
     command = (
