@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ from samovar.checkpoint.one_file import Save
 from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
-from samovar.core.host import num_available_cpus
+from samovar.core.host import available_cpus
 from samovar.frontends.torch.optimizers import Given as GivenOptimizers
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
@@ -70,8 +69,7 @@ class ElasticReplica(Replica):
         self._job, self._unresolved, self._num_before = job.name, kind_of(config.name).regrouped(config), 0
         self._came_at = 0  # at which step
         trained = _description(model, optimizer, self._unresolved)
-        cores = tuple(sorted(os.sched_getaffinity(0)))[: num_available_cpus()]
-        hello = Hello(job.place, own_mark(), trained, timeout_s, cores, job.joins)
+        hello = Hello(job.place, own_mark(), trained, timeout_s, available_cpus(), job.joins)
         if job.address is not None:
             require_messages(config.collective)
         key = None if job.address is None or job.key_file is None else read_key(job.key_file)

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ import torch
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
-from samovar.core.host import boot_id, num_available_cpus
+from samovar.core.host import available_cpus, boot_id
 from samovar.launch.identity import Identity, launcher_process
 from samovar.transports.processes import PeerProcess, open_process, own_mark
 from samovar.transports.rendezvous import listen_at
@@ -57,10 +56,9 @@ class RankHello:
     def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
         # Abstract sockets, over which a segment is handed on, belong to a network namespace.
         namespace = Path("/proc/self/ns/net").stat().st_ino
-        cores = tuple(sorted(os.sched_getaffinity(0)))[: num_available_cpus()]
         name, size = socket.gethostname(), identity.world_size
         host = f"{boot_id()}/{namespace}"
-        shown = (size, collective, transport, host, name, cores, *nccl_card(device))
+        shown = (size, collective, transport, host, name, available_cpus(), *nccl_card(device))
         return cls(*shown, own_mark(), identity.emulation is not None)
 
     def to_json(self) -> str:

@@ -139,10 +139,14 @@ def busy_seconds(cpus: Iterable[int], path: Path = _STAT) -> dict[int, float]:
     return {cpu: sum(int(line[field]) for field in _BUSY_FIELDS) / ticks_a_second for cpu, line in found.items()}
 
 
+def available_cpus() -> tuple[int, ...]:
+    """As many of the cores that this process sees as it may have the time of: a container may see more."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return cores[: max(1, int(cpu_quota_cores() or len(cores)))]
+
+
 def num_available_cpus() -> int:
-    """The cores whose time this process may use: a container may see more."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, int(cpu_quota_cores() or cores)))
+    return len(available_cpus())
 
 
 def taken_cpus(cpus: Iterable[int], look_s: float = _LOOK_S) -> tuple[int, ...]:

@@ -273,8 +273,8 @@ class Verdict:
 def verdicts(found: Sequence[Prediction]) -> list[Verdict]:
     """One for each strategy, the fastest first."""
     names = dict.fromkeys(one.strategy for one in found)
-    verdicts = [_verdict([one for one in found if one.strategy == name]) for name in names]
-    return sorted(verdicts, key=lambda verdict: -verdict.best_speed_up)
+    of_all = [_verdict([one for one in found if one.strategy == name]) for name in names]
+    return sorted(of_all, key=lambda verdict: -verdict.best_speed_up)
 
 
 def _verdict(rows: Sequence[Prediction]) -> Verdict:
