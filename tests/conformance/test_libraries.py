@@ -44,7 +44,7 @@ def job(config: StrategyConfig) -> harness.Job:
 
 
 def ended_ranks(over: Library, part: str, world_size: int, folder: Path) -> Ended:
-    return over.run(["-m", "tests.conformance.library_rank_program", over.transport, part, folder], world_size)
+    return over.run(["-m", "tests.conformance.external_rank_program", over.transport, part, folder], world_size)
 
 
 def run_ranks(over: Library, part: str, world_size: int, folder: Path) -> list[list[Any]]:

@@ -145,11 +145,11 @@ def build_learner(
 
 
 def _connected(connect_near: ConnectNear | None, collectives: PlannedCollectives, name: str) -> tuple[Collectives, str]:
-    """The collectives of the strategy, and the name of their plan or library."""
+    """The collectives of the strategy, and the name of their plan or backend."""
     if connect_near is None:
         return collectives, name
     near = connect_near(collectives)
-    return cast(Collectives, near), near.library or name
+    return cast(Collectives, near), near.backend or name
 
 
 def _placed(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:

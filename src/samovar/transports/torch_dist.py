@@ -195,8 +195,8 @@ class NearCollectives:
         return int(self._host.bytes_sent) + self._num_bytes
 
     @property
-    def library(self) -> str:
-        """The library that adds up; "" for a single rank."""
+    def backend(self) -> str:
+        """torch's name of what adds up; "" for a single rank."""
         return "" if self._process_group is None else "gloo" if self.device.type == "cpu" else "nccl"
 
     def region(self, _name: str, num_bytes: int) -> NearRegion:

@@ -1,4 +1,4 @@
-"""One rank of the conformance suite over a library: `library_rank_program.py mpi|gaspi PART FOLDER`.
+"""One rank of the conformance suite over a library: `external_rank_program.py mpi|gaspi PART FOLDER`.
 
 It writes what it found to FOLDER/RANK.json, one JSON value a line. A failed assertion ends all ranks.
 """
