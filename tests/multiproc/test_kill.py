@@ -143,6 +143,19 @@ def test_ranks_end_with_their_launcher(endless: Path, tmp_path: Path, moment: st
         wait_until(lambda: not sessions_of([command.process.pid, *(rank.pid for rank in ranks)]), "all has ended")
 
 
+def test_a_watch_ends_with_a_run_whose_launcher_is_killed(endless: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start(endless, out, 1) as command:
+        command.wait_for_step(out, 5)
+        with Command("watch", out, folder=tmp_path) as watching:
+            watching.until(lambda: " at step " in watching.output, "news")
+            assert "ended by force" not in watching.output
+            command.process.kill()
+            ended = watching.wait()
+    assert (ended.return_code, ended.errors) == (0, "")
+    assert ended.output.splitlines()[-1].endswith("; the run was ended by force")
+
+
 @pytest.mark.parametrize(
     ("workers", "rank"),
     [(2, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1), (3, 0), (3, 1), (3, 2)))],

@@ -168,7 +168,8 @@ class Save:
         """Wait for process `rank`, which may take long to write the file at `place`."""
         failed, partial = self._place(f"{rank}.failed"), f".{glob.escape(place.name)}.*.partial"
         size, deadline = -1, Deadline.after(self.timeout_s)
-        who, process = f"rank {self.rank}: save: ", open_process(mark) if (mark := self._mark_of(rank)) else None
+        mark, who = self.marks[rank] if self.marks else "", f"rank {self.rank}: save: "
+        process = open_process(mark) if mark else None
         with closing(process) if process else nullcontext():
             while not has_come():
                 if failed.exists():
@@ -185,9 +186,6 @@ class Save:
                         "stuck? See its log"
                     )
                 time.sleep(_POLL_S)
-
-    def _mark_of(self, rank: int) -> str:
-        return self.marks[rank] if self.marks else ""
 
     def _place(self, kind: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{self.token}.{kind}")

@@ -145,7 +145,7 @@ class SimulatedCenter:
         def serve() -> None:
             try:
                 change()
-                found.append(self._versions())
+                found.append(np.array([self._servers.num_updates], np.int64))
             except NotFinite as error:
                 found.append(error)
 
@@ -153,9 +153,6 @@ class SimulatedCenter:
         if isinstance(found[0], NotFinite):
             raise found[0]
         return found[0]
-
-    def _versions(self) -> Versions:
-        return np.array([self._servers.num_updates], np.int64)
 
     def _run(self, to: int, back: int, passes: int, last_served: Callable[[], None] = lambda: None) -> None:
         """Parts of every server's share; `last_served` is called when the last part sent has been served."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from samovar.core import units
 from samovar.core.errors import InputError
-from samovar.report.history import ENDED, FAILED, History
+from samovar.report.history import ENDED, FAILED, KILLED, History
 from samovar.report.plain import from_plain
 from samovar.report.wording import counted, number
 
@@ -129,7 +129,7 @@ class Comparison:
         if run.state == FAILED:
             return f"{who} failed: {run.told.error}"
         if run.state != ENDED:
-            return f"{who} {_so_far(run)}"
+            return f"{who} {_so_far(run)}{'; the run was ended by force' if run.state == KILLED else ''}"
         stopped = f", stopped by {run.result.stopped_by}" if run.result and run.result.stopped_by else ""
         return f"{who} {_quality(run)} in {units.duration(run.seconds)}{self._against_one(run)}{stopped}"
 

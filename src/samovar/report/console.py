@@ -1,7 +1,10 @@
 """The display of a run: a live bar on a terminal, plain lines elsewhere, and both in the log."""
 
+import contextlib
+import fcntl
 import io
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -31,19 +34,37 @@ def local_now() -> datetime:
     return datetime.now().astimezone()
 
 
+_WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
+
+
 class LogFile:
-    """Appends lines to `path`. If the disk gets full later, lines are lost, but the run continues: see `failure`."""
+    """Appends lines to `path`. If the disk gets full later, lines are lost, but the run continues: see `failure`.
+
+    A lock of the whole file lasts as long as its writer does, and `is_written` sees it without taking it.
+    """
 
     def __init__(self, path: Path, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
         self.failure: str | None = None
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise InputError(
                 f"{path} cannot be written: {error.strerror}; give a folder that can be written to with --out"
             ) from error
+        with contextlib.suppress(OSError):  # a file system may have no locks
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_RDLCK, *_WHOLE_FILE))
         self._path = path
+
+    @staticmethod
+    def is_written(path: Path) -> bool | None:
+        """Whether a LogFile is open there; None if there is no file, or its file system has no locks."""
+        try:
+            with path.open("rb") as file:
+                found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, struct.pack("hhqqi", fcntl.F_WRLCK, *_WHOLE_FILE))
+        except OSError:
+            return None
+        return struct.unpack_from("h", found) != (fcntl.F_UNLCK,)
 
     def write(self, text: str) -> None:
         """Add `text` (each of its lines) under the present time."""

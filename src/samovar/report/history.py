@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from samovar.core.errors import InputError
+from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, read_result
 from samovar.report.run_folder import RunFolder, read_config
 from samovar.report.steps import KINDS, StepTimes
 from samovar.report.time_spent import Advice, Arrival, TimeSpent
 
-ENDED, FAILED, OPEN = "ended", "failed", "open"
+ENDED, FAILED, KILLED, OPEN, UNTOLD = "ended", "failed", "killed", "open", "untold"
 _LOG_TAIL_BYTES: Final = 1 << 16
 _RECENT_STEPS: Final = 50
 _STEP_OF = re.compile(r"^\S+ step (\d+)/(\d+) ", re.MULTILINE)
@@ -88,6 +89,7 @@ class History:
         self.workers_line: Line = {}
         self.result: RunResult | None = None
         self.told = LogEnd()
+        self.is_written: bool | None = None
         self.config: Mapping[str, Any] = {}
         self.spent = TimeSpent(Advice("", "", ""))
 
@@ -99,6 +101,7 @@ class History:
             except (TypeError, ValueError, ArithmeticError) as error:
                 where = f"{self.files.metrics}:{self._num_lines}"
                 raise InputError(f"{where} is not a line of a run: {error}; remove that line") from error
+        self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
         self.told = _told(self.files.log)
         self.config = _config(self.files.config)
         self.result = read_result(self.files.result) if _is_newest(self.files) else None
@@ -106,10 +109,10 @@ class History:
 
     @property
     def state(self) -> str:
-        """ENDED, FAILED, or OPEN: it trains, or was ended by force, or does not say."""
+        """ENDED, FAILED, OPEN, KILLED if its launcher is gone without a word, or UNTOLD if it keeps no log."""
         if self.result is not None:
             return ENDED
-        return FAILED if self.told.error else OPEN
+        return FAILED if self.told.error else {True: OPEN, False: KILLED, None: UNTOLD}[self.is_written]
 
     @property
     def name(self) -> str:

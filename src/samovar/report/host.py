@@ -59,7 +59,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     groups = list(control_groups(root))
     return HostFigures(
-        cpu_model=_cpu_model(root),
+        cpu_model=next(iter(models(root / "proc/cpuinfo")), platform.machine()),
         cores_present=os.cpu_count() or len(cpus),
         cpus_allowed=cpus,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))),
@@ -79,10 +79,6 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         versions={"python": platform.python_version(), **_versions()},
         missing_modules=missing_modules(),
     )
-
-
-def _cpu_model(root: Path) -> str:
-    return next(iter(models(root / "proc/cpuinfo")), platform.machine())
 
 
 def _memory(root: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ from samovar.core import units
 from samovar.report import charts
 from samovar.report.charts import Axis, Series, beside, cards, curves, legend, table
 from samovar.report.comparison import Comparison, Prediction
-from samovar.report.history import FAILED, OPEN, History, Steps, binned, output
+from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, Steps, binned, output
 from samovar.report.run_folder import strategy_settings
 from samovar.report.timeline import read_events
 from samovar.report.wording import number
@@ -27,6 +27,12 @@ KINDS: Final = {
 _MEASURED: Final = ("data", "forward", "backward", "update", "exchange")
 _POINTS, _TABLE_ROWS, _STEPS_OF_TIMELINE = 80, 12, 3
 _HASH_DIGITS: Final = 8
+_BADGES: Final = {
+    OPEN: "it trains",
+    UNTOLD: "it trains, or has ended",
+    KILLED: "it was ended by force",
+    FAILED: "a run failed",
+}
 _HERE: Final = Path(__file__).parent
 # Nothing is asked for beyond the page itself; a live page asks for itself again.
 _POLICY: Final = "; ".join(
@@ -65,9 +71,8 @@ def _head(comparison: Comparison) -> str:
     head = ["run", "accuracy", "samples/s", "times one worker", "against predicted", "training", "waits", "bound"]
     head += [f"time to {target:.2%}"] if target is not None else []
     runs_table = table("the runs", head, rows, is_open=True) if len(runs) > 1 else ""
-    states = {run.state for run in runs}
-    state = "it trains, or was ended by force" if OPEN in states else "a run failed" if FAILED in states else ""
-    badge = f'<span class="badge">{state}</span>' if state else ""
+    states = {run.state for run in runs} - {ENDED}
+    badge = "".join(f'<span class="badge">{said}</span>' for state, said in _BADGES.items() if state in states)
     sentence = comparison.verdict()
     return (
         f'<header><p class="brand">Samovar <span>{what}</span>{badge}</p><h1>{escape(sentence)}.</h1>'
@@ -272,7 +277,8 @@ def _timelines(comparison: Comparison) -> str:
 
 
 def _staleness(comparison: Comparison) -> str:
-    found = [(label, slot, run.staleness) for slot, (label, run) in _numbered(comparison) if sum(run.staleness)]
+    numbered = enumerate(zip(comparison.labels, comparison.runs, strict=True))
+    found = [(label, slot, run.staleness) for slot, (label, run) in numbered if sum(run.staleness)]
     if not found:
         return ""
     last = max(index for _, _, counts in found for index, value in enumerate(counts) if value)
@@ -288,10 +294,6 @@ def _staleness(comparison: Comparison) -> str:
     names = [(label, slot) for label, slot, _ in groups]
     looks = legend(names) if len(comparison.runs) > 1 else ""
     return _section("Staleness", about, looks, beside(chart, table("Staleness", ["run", *labels], rows, is_open=True)))
-
-
-def _numbered(comparison: Comparison) -> Iterator[tuple[int, tuple[str, History]]]:
-    return enumerate(zip(comparison.labels, comparison.runs, strict=True))
 
 
 def _traffic(comparison: Comparison) -> str:

@@ -19,15 +19,15 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import says_loopback
 from samovar.report.charts import count
 from samovar.report.comparison import Comparison, who_trains
-from samovar.report.history import FAILED, OPEN, History, binned
+from samovar.report.history import KILLED, OPEN, UNTOLD, History, binned
 from samovar.report.page import page
 from samovar.report.tables import printer
 from samovar.report.wording import duration, number
 
 _EVERY_S: Final = 0.5
+_GOING_ON: Final = (OPEN, UNTOLD)
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _BAR, _NAME, _VALUE, _SPARKS = 40, 11, 10, 40
-_SAID: Final = {OPEN: "trains", FAILED: "failed"}
 
 
 def watch(run: History, stopped: threading.Event) -> None:
@@ -49,7 +49,7 @@ def _looks(run: History, stopped: threading.Event) -> Iterator[None]:
     while True:
         run.look()
         yield
-        if run.state != OPEN or stopped.wait(_EVERY_S):
+        if run.state not in _GOING_ON or stopped.wait(_EVERY_S):
             return
 
 
@@ -66,7 +66,9 @@ def view(run: History, now_s: float) -> rich.console.Group:
 def _state(run: History, now_s: float) -> str:
     if run.told.error:
         return f"failed: {run.told.error}"
-    if run.state != OPEN:
+    if run.state == KILLED:
+        return "ended by force"
+    if run.state not in _GOING_ON:
         return f"ended after {units.duration(run.seconds)}"
     with contextlib.suppress(OSError):
         return f"last line {units.seconds(max(0.0, now_s - run.files.metrics.stat().st_mtime))} ago"
@@ -84,7 +86,7 @@ def _progress(run: History) -> rich.text.Text:
 
 def _left(run: History, step: int, total: int) -> str:
     per_step = run.steps.seconds[-1] / run.steps.step[-1] if run.steps.step else 0.0
-    return f" · {duration((total - step) * per_step)} left" if run.state == OPEN and per_step else ""
+    return f" · {duration((total - step) * per_step)} left" if run.state in _GOING_ON and per_step else ""
 
 
 def _figures(run: History) -> Iterator[tuple[str, str, str]]:

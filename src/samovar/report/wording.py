@@ -12,9 +12,10 @@ _SHOWN_RANKS = 4
 
 def start_lines(started: Started) -> list[str]:
     """The plan of the run; the first two lines name the net and its training."""
+    rate = f"lr {started.base_lr:g} ({started.lr_policy})"
     lines = [
         " · ".join([started.net_name, counted(started.num_parameters, "parameter"), _data(started)]),
-        " · ".join([_workers(started), _batch(started), _rate(started), _strategy(started)]),
+        " · ".join([_workers(started), _batch(started), rate, _strategy(started)]),
         f"{_iterations(started)} · {pinning(started.worker_cpus)}",
     ]
     return [*lines, f"run folder {started.run_folder}"] if started.run_folder is not None else lines
@@ -119,10 +120,6 @@ def _workers(started: Started) -> str:
 
 def _batch(started: Started) -> str:
     return f"batch {started.batch_per_worker:,} each, {started.effective_batch:,} effective"
-
-
-def _rate(started: Started) -> str:
-    return f"lr {started.base_lr:g} ({started.lr_policy})"
 
 
 def _strategy(started: Started) -> str:

@@ -65,11 +65,8 @@ MIXING = Setting(
 
 def _streams(chosen: Chosen) -> bool:
     """Whether an exchange is more than that of all weights at once."""
-    return (chosen["fragments"] or 1) > 1 or chosen["compress"] not in (None, NONE) or _is_late(chosen)
-
-
-def _is_late(chosen: Chosen) -> bool:
-    return bool(chosen["delay_steps"] or chosen["mixing"])
+    is_late = bool(chosen["delay_steps"] or chosen["mixing"])
+    return (chosen["fragments"] or 1) > 1 or chosen["compress"] not in (None, NONE) or is_late
 
 
 def _without_gain(chosen: Chosen, _num_workers: int) -> float:

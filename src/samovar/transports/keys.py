@@ -77,7 +77,8 @@ def read_key(path: Path) -> Key:
         try:
             contexts = [_context(side, place, certificate) for side in _SIDES]
         except (ssl.SSLError, ValueError) as error:
-            raise InputError(f"key file {path}: cannot be used ({_reason(error)}); make a new one") from error
+            reason = getattr(error, "reason", None) or error
+            raise InputError(f"key file {path}: cannot be used ({reason}); make a new one") from error
     return Key(certificate, *contexts)
 
 
@@ -118,7 +119,3 @@ def _context(side: int, place: str, certificate: bytes) -> ssl.SSLContext:
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # no connection resumes another
     return context
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error)

@@ -1,11 +1,11 @@
 """Requests of peers to a rank's windows over TCP, and the threads that carry them out."""
 
-import hashlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import sha256
 
 import numpy as np
 
@@ -80,7 +80,8 @@ class PeerHello:
     world_size: int
 
     def pack(self) -> bytes:
-        return _HELLO.pack(_MAGIC, self.rank, self.peer, self.world_size, _VERSION, _digest(self.job))
+        job = sha256(self.job.encode()).digest()[:16]
+        return _HELLO.pack(_MAGIC, self.rank, self.peer, self.world_size, _VERSION, job)
 
     def is_packed_in(self, header: bytes) -> bool:
         return header.startswith(self.pack())
@@ -89,10 +90,6 @@ class PeerHello:
 def speaker(header: bytes) -> int:
     """The rank that a PeerHello says it comes from; anything at all where it is none."""
     return int(_HELLO.unpack_from(header)[1])
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

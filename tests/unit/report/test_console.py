@@ -279,6 +279,17 @@ def test_a_log_is_added_to(tmp_path: Path) -> None:
     assert [line.split(" ", 1)[1] for line in lines] == ["first", "second", "third"]
 
 
+def test_a_log_says_whether_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "samovar.log"
+    assert LogFile.is_written(path) is None, "there is no file"
+    first, second = LogFile(path), LogFile(path)
+    first.close()
+    assert LogFile.is_written(path) is True, "a look does not take the lock"
+    assert LogFile.is_written(path) is True
+    second.close()
+    assert LogFile.is_written(path) is False
+
+
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"samovar.log cannot be written: No such file or directory"):
         LogFile(tmp_path / "no" / "samovar.log")

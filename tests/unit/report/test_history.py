@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report.history import ENDED, FAILED, OPEN, History
+from samovar.report.console import LogFile
+from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History
 from samovar.report.run_folder import RunFolder
 from tests.unit.report.run_folders import BATCH, STEP_S, run_folder, step_lines
 
@@ -31,7 +32,7 @@ def test_a_look_reads_only_what_has_come(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     step_lines(tmp_path, 1, 10)
     run = History(tmp_path).look()
-    assert (run.state, len(run.steps.step)) == (OPEN, 10)
+    assert (run.state, len(run.steps.step)) == (UNTOLD, 10)
     with folder.metrics.open("ab") as file:
         file.write(b'{"step": 11, "kind": "train", "loss": "NaN", "samples": 1')
         file.flush()
@@ -54,9 +55,11 @@ def test_the_result_of_an_older_run_does_not_count(tmp_path: Path) -> None:
     later_ns = files.result.stat().st_mtime_ns + 1
     os.utime(files.config, ns=(later_ns, later_ns))
     run = History(files.path).look()
-    assert (run.state, run.workers, run.strategy) == (OPEN, 2, "sync")
-    with files.log.open("a") as log:
-        log.write("2026-11-24T20:00:02.000+00:00 samovar: error: rank 1 was killed\n")
+    assert (run.state, run.workers, run.strategy) == (KILLED, 2, "sync")
+    log = LogFile(files.log)
+    assert run.look().state == OPEN, "its launcher has the log open"
+    log.write("samovar: error: rank 1 was killed")
+    log.close()
     assert (run.look().state, run.told.error) == (FAILED, "rank 1 was killed")
 
 

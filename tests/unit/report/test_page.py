@@ -15,6 +15,7 @@ import pytest
 import samovar.report
 from samovar.core.errors import InputError
 from samovar.report.comparison import Comparison, ForeseenRuns, read_foreseen
+from samovar.report.console import LogFile
 from samovar.report.history import History
 from samovar.report.page import page
 from samovar.report.result import Foreseen, read_result, write_result
@@ -116,8 +117,16 @@ def test_a_run_that_trains(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 50)
     text = page_of(tmp_path, is_live=True)
     assert verdict(text).endswith(": workers are at step 50, with loss 0.0460 and 12,800 samples/s.")
-    assert "it trains, or was ended by force" in text
+    assert "it trains, or has ended" in text, "without a log nothing says more"
     assert "fetch(location.href" in text
+
+
+def test_a_run_that_was_ended_by_force(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 50)
+    LogFile(RunFolder(tmp_path).log).close()
+    text = page_of(tmp_path)
+    assert verdict(text).endswith("and 12,800 samples/s; the run was ended by force.")
+    assert ">it was ended by force<" in text
 
 
 def test_a_run_without_a_step(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import rich.console
 
 from samovar.core.errors import InputError
+from samovar.report.console import LogFile
 from samovar.report.history import History
 from samovar.report.run_folder import RunFolder
 from samovar.report.watching import served, view, watch
@@ -29,7 +30,8 @@ def shown(run: History, now_s: float = 0.0) -> str:
 def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 150)
     files = RunFolder(tmp_path)
-    files.log.write_text("2026-11-24T20:00:00.000+00:00 step 140/300 · loss 0.01\n")
+    log = LogFile(files.log)
+    log.write("step 140/300 · loss 0.01")
     text = shown(History(tmp_path).look(), files.metrics.stat().st_mtime + 2)
     for said in (
         "last line 2 s ago",
@@ -41,6 +43,8 @@ def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
         "30%  of",
     ):
         assert said in text, text
+    log.close()
+    assert "ended by force" in shown(History(tmp_path).look())
     assert "slow rank           1  the others wait 20% of the time for it" in text
 
 
