@@ -31,18 +31,14 @@ def sweep_settings(
     was given them.
     """
     if threads_per_worker is not None:
-        counts = _divisors(_room(threads_per_worker, node_sizes))
+        room = num_inside(threads_per_worker, node_sizes) or sum(node_sizes) // threads_per_worker
+        counts = _divisors(max(1, room))
         return tuple((count, threads_per_worker) for count in counts if most_workers is None or count <= most_workers)
     per_node = [len(node_sizes) * count for count in _divisors(min(node_sizes))]
     counts = sorted({*_divisors(sum(node_sizes)), *per_node})
     # Of settings with as many threads only the one with the most workers, which leaves the fewest cores idle.
     most = {_threads(count, node_sizes): count for count in counts if most_workers is None or count <= most_workers}
     return tuple(sorted((count, threads) for threads, count in most.items()))
-
-
-def _room(threads: int, node_sizes: Sequence[int]) -> int:
-    """How many workers with this number of threads there is room for, inside nodes if possible; at least one."""
-    return max(1, num_inside(threads, node_sizes) or sum(node_sizes) // threads)
 
 
 def _threads(num_workers: int, node_sizes: Sequence[int]) -> int:

@@ -190,6 +190,8 @@ class BoxMembers:
             self._looked_s = now_s
             self._rows = {row.member: row for row in self._board.rows()}
             self._said = self._board.word(BoxWord.STEPS)
+            if self._board.word(BoxWord.GOAL) < self._goal:  # a launch that joined at the same moment lowered it
+                self._board.set_word(BoxWord.GOAL, self._goal)
         self._count()
         if is_due and self._steps > self._said:
             self._board.set_word(BoxWord.STEPS, self._steps)

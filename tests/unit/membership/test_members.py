@@ -74,6 +74,17 @@ def test_a_newcomer_that_was_seen_late_has_its_steps_counted_once() -> None:
     assert run.take({A: 106, B: 104}, 100) == 106
 
 
+def test_a_goal_that_another_launch_lowered_is_raised_at_the_next_look(board: Board) -> None:
+    """Two launches that join at one moment read the same goal, and the shorter one may write last."""
+    longer, shorter = Launch(board, 1, goal=100), Launch(board, 1, goal=50)
+    longer.post(50)
+    shorter.post(50)
+    board.set_word(BoxWord.GOAL, 50)
+    assert shorter.members[0].wait_for_others(Deadline.after(0.05)) == "member 0"
+    assert longer.members[0].num_living == 2  # a look
+    assert shorter.members[0].wait_for_others(Deadline.after(5)) == ""
+
+
 def test_members_of_two_launches_see_each_other(board: Board) -> None:
     first = Launch(board, 2, goal=50)
     first.post(4, 8)
