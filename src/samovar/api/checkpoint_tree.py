@@ -9,7 +9,8 @@ import torch
 from samovar.checkpoint.one_file import Block, Part
 from samovar.core.errors import InputError
 
-# None, a bool, number, string or list is itself. An object with one field is a tensor, dict, tuple or float.
+# None, a bool, number, string or list is itself. An object with one field is a tensor (real, or
+# complex as pairs), a dict, a tuple or a float.
 Tree: TypeAlias = Any
 _CODES = {
     torch.bool: "BOOL",
@@ -44,8 +45,8 @@ def put_together(tree: Tree, tensor: Callable[[str], torch.Tensor]) -> Any:
         return tree
     ((kind, value),) = tree.items()
     match kind:
-        case "tensor":
-            return tensor(value)
+        case "tensor" | "complex":
+            return tensor(value) if kind == "tensor" else torch.view_as_complex(tensor(value))
         case "dict":
             return {key: put_together(item, tensor) for key, item in value}
         case "tuple":
@@ -69,11 +70,12 @@ def _tree(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Tree:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, torch.Tensor) and value.dtype in _CODES and not value.is_sparse:
+    is_complex = isinstance(value, torch.Tensor) and value.is_complex()
+    if isinstance(value, torch.Tensor) and (is_complex or value.dtype in _CODES) and not value.is_sparse:
         while place in tensors:  # keys 0 and "0", for example
             place += "'"
-        tensors[place] = value
-        return {"tensor": place}
+        tensors[place] = torch.view_as_real(value.detach().resolve_conj()) if is_complex else value
+        return {"complex" if is_complex else "tensor": place}
     if isinstance(value, Mapping) and all(isinstance(key, str | int | float | None) for key in value):
         return {"dict": [[key, _tree(item, _inner(place, key), tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
@@ -82,7 +84,7 @@ def _tree(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Tree:
     kind = f"tensor of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
     hint = ". Give its state_dict()" if hasattr(value, "state_dict") else ""
     raise InputError(
-        f"save: {place or 'the state'} is a {kind}; a checkpoint holds numbers, strings, None, dense real tensors, and "
+        f"save: {place or 'the state'} is a {kind}; a checkpoint holds numbers, strings, None, dense tensors, and "
         f"lists, tuples and dicts of these{hint}"
     )
 

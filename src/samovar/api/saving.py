@@ -209,6 +209,6 @@ def read_part(path: Path, rank: int) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             read: dict[str, Any] = put_together(content.notes[number], tensor)
-    except (OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"load: {path} cannot be read: {error}; use another checkpoint") from error
     return read

@@ -144,7 +144,8 @@ class SolverConfig:
             yield "regularization_type", f"'{self.regularization_type}' is unknown; supported are L1 and L2"
 
     def _wrong_numbers(self) -> Iterator[tuple[str, str]]:
-        for field in ("momentum", *self._decays()):
+        decays = {"RMSProp": ("rms_decay",), "Adam": ("momentum2",)}.get(self.type, ())
+        for field in ("momentum", *decays):
             value = getattr(self, field)
             if not 0 <= value < 1:
                 yield field, f"{value:g}; it must be at least 0 and less than 1"
@@ -157,7 +158,3 @@ class SolverConfig:
             yield "clip_gradients", f"{self.clip_gradients:g}; it must be at least 0, or left out"
         if self.iter_size < 1:
             yield "iter_size", f"{self.iter_size}; it must be at least 1"
-
-    def _decays(self) -> tuple[str, ...]:
-        """The decay constants of this type."""
-        return {"RMSProp": ("rms_decay",), "Adam": ("momentum2",)}.get(self.type, ())

@@ -76,6 +76,21 @@ def test_state_is_made_of_plain_tensors_and_numbers(team: ProcessGroup, strategy
     assert replica.step_count == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.bool])
+def test_a_buffer_of_any_dtype_is_saved_and_loaded(team: ProcessGroup, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Rotary embeddings hold complex numbers, for example; a lazy conjugate is one, too."""
+    model = nn.Linear(3, 2)
+    turns = torch.polar(torch.ones(5), torch.arange(5.0))
+    model.register_buffer("turns", turns.to(dtype).conj() if dtype.is_complex else turns.real.to(dtype))
+    replica = replica_of(team, model, sgd(model))
+    saved = model.get_buffer("turns").clone()
+    replica.save(tmp_path / "state", {"turns": saved})
+    model.get_buffer("turns").zero_()
+    extra = replica.load(tmp_path / "state")
+    for loaded in (model.get_buffer("turns"), extra["turns"]):
+        assert (loaded.dtype, loaded.tolist()) == (dtype, saved.tolist())
+
+
 def test_weights_keep_their_memory_format(team: ProcessGroup) -> None:
     model: Any = nn.Conv2d(3, 4, 3)
     model.to(memory_format=torch.channels_last)
