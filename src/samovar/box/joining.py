@@ -172,7 +172,7 @@ def describe(name: str, found: Look) -> dict[str, Any]:
             "process_id": row.process_id,
             "host": row.host,
             "is_alive": row.is_alive,
-            **{key: _finite(value) for key, value in asdict(row.progress).items()},
+            **{key: value if math.isfinite(value) else None for key, value in asdict(row.progress).items()},
         }
         for row in found.rows
     ]
@@ -275,11 +275,6 @@ def _address(endpoint: Endpoint) -> BoxAddress:
     assert endpoint.address is not None, endpoint
     assert endpoint.key_file is not None, endpoint
     return BoxAddress(endpoint.address, read_key(endpoint.key_file))
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN, and no infinity."""
-    return value if math.isfinite(value) else None
 
 
 @contextmanager

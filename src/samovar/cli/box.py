@@ -162,7 +162,9 @@ def _described(place: Endpoint) -> list[dict[str, Any]]:
 
 def _show(described: Sequence[dict[str, Any]]) -> None:
     for each in described:
-        heading, members = _heading(each), [member for member in each["members"] if _is_told(member)]
+        # Not who filled the buffer, say, and left without a step.
+        members = [member for member in each["members"] if member["steps"] or _state(member) != "left"]
+        heading = _heading(each)
         if members:
             show_table(printer(), heading, _COLUMNS, [_row(member) for member in members], _IS_NUMBER)
         else:
@@ -177,11 +179,6 @@ def _heading(described: dict[str, Any]) -> str:
     alive = sum(member["is_alive"] for member in described["members"])
     part = "" if described["part"] is None else f"part {described['part']} of {described['parts']}, "
     return f"{described['name']}: {part}{size}{extra}; {alive} of at most {described['max_members']} members alive"
-
-
-def _is_told(member: dict[str, Any]) -> bool:
-    """Not of who filled the buffer, say, and left without a step."""
-    return bool(member["steps"]) or _state(member) != "left"
 
 
 def _row(member: dict[str, Any]) -> list[str]:

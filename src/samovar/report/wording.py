@@ -51,8 +51,9 @@ def test_line(tested: Tested) -> str:
 
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:
     """How the run ended; `files` are those in the run folder."""
+    took = f"{result.seconds:.1f} s" if result.seconds < 60 else duration(result.seconds)
     parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
-    parts += [*_quality(result), _weights(result), *_workers_of(result), _took(result.seconds), *_memory(result)]
+    parts += [*_quality(result), _weights(result), *_workers_of(result), took, *_memory(result)]
     lines = [" · ".join(parts)]
     if run_folder is not None:
         lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
@@ -167,7 +168,3 @@ def _workers_of(result: RunResult) -> list[str]:
 
 def _memory(result: RunResult) -> list[str]:
     return [f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker"] if result.peak_memory_bytes else []
-
-
-def _took(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
