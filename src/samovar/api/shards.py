@@ -9,7 +9,7 @@ from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.core.group import Group
-from samovar.frontends.torch.order import divided_loader
+from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader
 
 
 class Shard:
@@ -36,7 +36,7 @@ class Shard:
     ) -> None:
         self.source = loader
         self.seed = seed
-        self._loader, self._order = divided_loader(loader, group, seed, divides_batch=divides_batch)
+        self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._step_group = step_group
         self._announcer = announcer
         self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
@@ -63,6 +63,11 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def _divided(
+        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
+    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
+        return divided_loader(loader, group, self.seed, divides_batch=divides_batch)
 
     @property
     def place(self) -> tuple[int, int]:
