@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from samovar.api.distributed_state import DistributedState
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
-    from samovar.core.errors import (
-        DeadlineExceeded,
-        InputError,
-        NotFinite,
-        RankFailed,
-        ReplicasDiffer,
-        SamovarError,
-    )
+    from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
     from samovar.report.run_figures import Figures

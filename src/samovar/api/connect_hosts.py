@@ -27,14 +27,7 @@ from samovar.transports.gaspi_library import GaspiLibrary
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.rendezvous import (
-    address_of,
-    addresses_towards,
-    first_line,
-    interface_of,
-    is_loopback,
-    within,
-)
+from samovar.transports.rendezvous import address_of, addresses_towards, first_line, interface_of, is_loopback, within
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address

@@ -348,11 +348,7 @@ class Replica(Checkpoints, FigureCalls):
         return exchange_in_step(parameters, *made)
 
     def _with_center(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        config: StrategyConfig,
-        box: BoxChoice | None,
-        closing: ExitStack,
+        self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None, closing: ExitStack
     ) -> Exchange:
         """The exchange with a center. The number of workers that share it gives the settings that are left out."""
         shared = SharedCenter(

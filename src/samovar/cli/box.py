@@ -36,10 +36,7 @@ box_app = typer.Typer(
     help="Serve a box: it holds centers that several runs train together, and that outlive them.",
     no_args_is_help=True,
 )
-Boxes = Annotated[
-    str,
-    OPTIONS("BOX", "The box: its name on this host, or HOST:PORT. Several: with commas.", "--box"),
-]
+Boxes = Annotated[str, OPTIONS("BOX", "The box: its name on this host, or HOST:PORT. Several: with commas.", "--box")]
 KeyFile = Annotated[Path | None, OPTIONS("FILE", "The key of a box at HOST:PORT.")]
 Buffer = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of a buffer, as in `samovar box list`.")]
 
@@ -49,8 +46,7 @@ def serve(
     box: Annotated[str, OPTIONS("NAME", "Name of the box.", "--box")] = (DEFAULT_BOX),
     keep: Annotated[float, OPTIONS("SECONDS", "How long the memory stays if this server is killed.")] = KEEP_S,
     listen_at: Annotated[
-        str | None,
-        OPTIONS("ADDRESS:PORT", "Also listen here for workers on other hosts.", "--listen"),
+        str | None, OPTIONS("ADDRESS:PORT", "Also listen here for workers on other hosts.", "--listen")
     ] = None,
     key_file: Annotated[
         Path | None, OPTIONS("FILE", "The key that these workers need. A missing file is made.")
@@ -236,8 +232,7 @@ def load_files(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE",
-            help="A file of `samovar box snapshot`, or any safetensors file with a float32 `center`.",
+            metavar="FILE", help="A file of `samovar box snapshot`, or any safetensors file with a float32 `center`."
         ),
     ],
     box: Boxes = DEFAULT_BOX,

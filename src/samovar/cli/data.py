@@ -107,11 +107,7 @@ class _Copying:
             typer.echo(f"{done:,} of {total:,} images", err=True)
 
 
-data_app = typer.Typer(
-    cls=GroupHelpLast,
-    help="Make data sets as Caffe databases (LMDB).",
-    no_args_is_help=True,
-)
+data_app = typer.Typer(cls=GroupHelpLast, help="Make data sets as Caffe databases (LMDB).", no_args_is_help=True)
 IdxSource = Annotated[Path, OPTIONS("FOLDER", "Folder with the four published IDX files, .gz or not.")]
 Out = Annotated[Path, OPTIONS("FOLDER", "Folder to put the databases into.")]
 data_app.command(cls=HelpLast)(images)
@@ -137,10 +133,7 @@ def fashion_mnist(source: IdxSource, out: Out, as_json: Json = False) -> None:
 
 @data_app.command(cls=HelpLast)
 def cifar10(
-    source: Annotated[
-        Path,
-        OPTIONS("FOLDER", "Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not)."),
-    ],
+    source: Annotated[Path, OPTIONS("FOLDER", "Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not).")],
     out: Out,
     as_json: Json = False,
 ) -> None:

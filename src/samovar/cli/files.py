@@ -16,14 +16,12 @@ def inspect(
     ],
     phase: Annotated[str, OPTIONS("TRAIN|TEST", "For a net: the layers of this phase.")] = "TEST",
     shape: Annotated[
-        list[str] | None,
-        OPTIONS("NAME=N,C,H,W", "For a net: the shape of an input. May be repeated."),
+        list[str] | None, OPTIONS("NAME=N,C,H,W", "For a net: the shape of an input. May be repeated.")
     ] = None,
     values: Annotated[bool, OPTIONS("", "For arrays: mean, standard deviation, minimum, maximum.", "--values")] = False,
     records: Annotated[int, OPTIONS("N", "For an LMDB: how many records to read.")] = 1000,
     draw: Annotated[
-        Path | None,
-        OPTIONS("FILE", "For a net: draw its graph as .dot, or as .svg or .png (needs Graphviz)."),
+        Path | None, OPTIONS("FILE", "For a net: draw its graph as .dot, or as .svg or .png (needs Graphviz).")
     ] = None,
     force: Annotated[bool, OPTIONS("", "Replace an existing drawing.", "--force")] = False,
     as_json: Annotated[bool, OUTPUT("", "Print kind, facts, tables and notes as JSON.", "--json")] = False,

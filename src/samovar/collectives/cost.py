@@ -36,10 +36,7 @@ class Cost:
 
 
 def cost(
-    plans: Sequence[Plan],
-    num_elements: int,
-    element_bytes: int = 4,
-    message_bytes: Callable[[int], int] | None = None,
+    plans: Sequence[Plan], num_elements: int, element_bytes: int = 4, message_bytes: Callable[[int], int] | None = None
 ) -> Cost:
     """The cost of one collective, given the plans of ranks 0 to P-1.
 

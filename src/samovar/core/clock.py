@@ -64,10 +64,7 @@ class Prolonged(Deadline):
 
 
 def polled(
-    condition: Callable[[], bool],
-    deadline: Deadline,
-    pause_s: float,
-    sleep: Callable[[float], None] = time.sleep,
+    condition: Callable[[], bool], deadline: Deadline, pause_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
     """Whether the condition, asked every `pause_s`, became true before the deadline."""
     while not condition():

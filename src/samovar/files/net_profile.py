@@ -21,12 +21,7 @@ _MEASURED_S, _MOST_PASSES = 1.0, 20
 
 
 def net_profile(
-    path: Path,
-    is_solver: bool,
-    batch_size: int | None,
-    threads: int | None,
-    is_timed: bool,
-    shapes: Sequence[str] = (),
+    path: Path, is_solver: bool, batch_size: int | None, threads: int | None, is_timed: bool, shapes: Sequence[str] = ()
 ) -> tuple[Timed, int | None]:
     """The training net's layers for its batch, or `batch_size`; and the samples that the solver trains on, if known.
 

@@ -130,13 +130,7 @@ class Quorum:
             self._coming.clear()
 
     def ready(
-        self,
-        number: int,
-        num_steps: int,
-        last: Last,
-        now_s: float,
-        address: Address | None = None,
-        origin: str = "",
+        self, number: int, num_steps: int, last: Last, now_s: float, address: Address | None = None, origin: str = ""
     ) -> None:
         """A member has come to an exchange, after `num_steps` steps since the last one.
 

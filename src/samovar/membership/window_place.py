@@ -42,10 +42,7 @@ class WindowsCenter:
         """All ranks take theirs together."""
         assert not joins, "a job joins a box"
         center = WindowCenter(
-            self._transport,
-            shape.num_elements,
-            with_velocity=shape.with_velocity,
-            with_locks=shape.with_locks,
+            self._transport, shape.num_elements, with_velocity=shape.with_velocity, with_locks=shape.with_locks
         )
         board = WindowBoard(self._transport)
         return BoxSeat(center, board, Member(ranks.rank, _FIRST_LIFE), shape, center.close)

@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from samovar.model.direct import (
-    GradientSink,
-    Sinks,
-    Values,
-    bias_gradient_of,
-    sinks_of,
-    values_of,
-    weight_gradient_of,
-)
+from samovar.model.direct import GradientSink, Sinks, Values, bias_gradient_of, sinks_of, values_of, weight_gradient_of
 from samovar.model.products import pointwise_convolution, product, put
 
 Sizes = tuple[int, ...]  # of height and width

@@ -16,10 +16,7 @@ from samovar.transports.base import Array
 NUM_HIDDEN, NUM_CLASSES, NUM_PIXELS = 64, 10, 64
 BATCH, RATE, MOMENTUM, EPOCHS = 64, 0.02, 0.9, 30
 _LAYOUT = Layout.pack(
-    [
-        ParameterSpec("hidden", (NUM_PIXELS + 1, NUM_HIDDEN)),
-        ParameterSpec("scores", (NUM_HIDDEN + 1, NUM_CLASSES)),
-    ]
+    [ParameterSpec("hidden", (NUM_PIXELS + 1, NUM_HIDDEN)), ParameterSpec("scores", (NUM_HIDDEN + 1, NUM_CLASSES))]
 )
 
 

@@ -112,14 +112,7 @@ def learned(lesson: Lesson, subject: Subject, num_points: int = NUM_POINTS) -> L
     course = _Course(subject, servers, num_points, lesson.num_workers)
     program = partial(_learn, lesson, course, settled, solver, collective, scaled)
     hosts = lesson.cluster.server_hosts(lesson.num_workers) if servers else ()
-    made = simulated(
-        program,
-        lesson.num_workers,
-        lesson.cluster.machine,
-        scaled.magnification,
-        hosts,
-        lesson.seed,
-    )
+    made = simulated(program, lesson.num_workers, lesson.cluster.machine, scaled.magnification, hosts, lesson.seed)
     staleness: Counter[int] = Counter()
     for counts in made.results:
         staleness.update(counts)

@@ -17,16 +17,7 @@ import rich.text
 
 from samovar.core.errors import InputError
 from samovar.report import wording
-from samovar.report.records import (
-    Finished,
-    Notice,
-    Progress,
-    Record,
-    SnapshotWritten,
-    Started,
-    Tested,
-    Valued,
-)
+from samovar.report.records import Finished, Notice, Progress, Record, SnapshotWritten, Started, Tested, Valued
 
 
 def local_now() -> datetime:

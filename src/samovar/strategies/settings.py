@@ -80,12 +80,7 @@ FACTORS = Setting(
     is_advanced=True,
 )
 COMPRESS = Setting(
-    "compress",
-    str,
-    "How to compress what workers send.",
-    choices=(NONE, *CODECS),
-    default_words=NONE,
-    words="",
+    "compress", str, "How to compress what workers send.", choices=(NONE, *CODECS), default_words=NONE, words=""
 )
 COMPRESS_DIFFERENCES = replace(COMPRESS, words=lambda codec, _: "" if codec == NONE else f"differences as {codec}")
 ALWAYS_COMPRESSES = Setting(

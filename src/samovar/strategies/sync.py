@@ -70,10 +70,7 @@ Channels: TypeAlias = Sequence[tuple[Bucket, PlanRunner]]
 
 
 def sum_channels(
-    collectives: Collectives,
-    buckets: Sequence[Bucket],
-    gradients: Region,
-    factoring: Factoring | None = None,
+    collectives: Collectives, buckets: Sequence[Bucket], gradients: Region, factoring: Factoring | None = None
 ) -> Channels:
     """An all-reduce for each bucket, except those that may travel as factors."""
     made: Mapping[int, PlanRunner] = factoring.sums if factoring else {}

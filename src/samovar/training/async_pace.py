@@ -115,9 +115,7 @@ class Master:
         num_samples, self._num_samples = samples - self._num_samples, samples
         self._duties.reached(steps)
         self._observer.workers_seen(steps, states)
-        self._duties.tell(
-            StepDone(steps, _mean_loss(states), num_samples, seconds, times, num_steps=steps - before),
-        )
+        self._duties.tell(StepDone(steps, _mean_loss(states), num_samples, seconds, times, num_steps=steps - before))
 
     def _run_steps(self) -> int:
         return min(self._run.table.run_steps(), self._run.num_steps)

@@ -141,11 +141,7 @@ class FolderSaver:
 
 
 def caffe_files(
-    name: str,
-    form: SnapshotFormat,
-    learner: Learner,
-    steps_done: int,
-    weights: Mapping[str, npt.NDArray[np.float32]],
+    name: str, form: SnapshotFormat, learner: Learner, steps_done: int, weights: Mapping[str, npt.NDArray[np.float32]]
 ) -> dict[str, bytes]:
     """Caffe's pair by path, weights first, in the form that the solver's snapshot_format asks for."""
     net = learner.net

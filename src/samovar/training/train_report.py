@@ -199,11 +199,7 @@ def center_bytes(learner: build.Learner, num_updates: int) -> int:
 
 
 def result_of(
-    opened: Opened,
-    learner: build.Learner,
-    outcome: Outcome,
-    sha256: str,
-    bytes_sent_per_step: float,
+    opened: Opened, learner: build.Learner, outcome: Outcome, sha256: str, bytes_sent_per_step: float
 ) -> RunResult:
     config = opened.context.config
     return RunResult(

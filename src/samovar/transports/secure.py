@@ -149,11 +149,7 @@ class SecureChannel:
         self.is_over = False
 
     def send(
-        self,
-        header: bytes,
-        body: npt.NDArray[Any] | None,
-        deadline: Deadline,
-        then: npt.NDArray[Any] | None = None,
+        self, header: bytes, body: npt.NDArray[Any] | None, deadline: Deadline, then: npt.NDArray[Any] | None = None
     ) -> None:
         """Send a header of at most 64 bytes and up to two bodies.
 
@@ -281,12 +277,7 @@ class _Failing:
 
 
 def connect(
-    address: Address,
-    key: Key,
-    who: str,
-    peer: str,
-    deadline: Deadline,
-    lost: Callable[[], str | None] = lambda: None,
+    address: Address, key: Key, who: str, peer: str, deadline: Deadline, lost: Callable[[], str | None] = lambda: None
 ) -> SecureChannel:
     """A channel to the listener at `address`, tried again until it connects; `who` and `peer` name the two sides.
 

@@ -86,12 +86,7 @@ class JobStore:
         return Rendezvous(PrefixStore(prefix, self._store), self._place, who)
 
     def gloo(
-        self,
-        prefix: str,
-        number: int,
-        addresses: Sequence[str],
-        interfaces: Sequence[str],
-        timeout_s: float,
+        self, prefix: str, number: int, addresses: Sequence[str], interfaces: Sequence[str], timeout_s: float
     ) -> "Gloo":
         """Connect the first ranks of all hosts, at `addresses`, each with each; this is that of host `number`.
 
