@@ -51,6 +51,7 @@ class ForeseenRuns:
     """The answer of `samovar predict --json`."""
 
     net: str
+    num_parameters: int
     cluster: str
     rows: tuple[Prediction, ...]
 
@@ -76,7 +77,7 @@ def read_foreseen(path: Path) -> ForeseenRuns:
         rows = tuple(_row(row) for row in answer["predictions"])
         if not rows:
             raise ValueError("it has no predictions")
-        return ForeseenRuns(str(answer["net"]), str(answer["cluster"]), rows)
+        return ForeseenRuns(str(answer["net"]), int(answer["parameters"]), str(answer["cluster"]), rows)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a file of samovar predict --json") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -98,7 +99,15 @@ class Comparison:
 
     @classmethod
     def of(cls, runs: Sequence[History], foreseen: ForeseenRuns | None) -> "Comparison":
-        """One worker is the run with one, else that of the prediction."""
+        """One worker is the run with one, else that of the prediction. Runs of different nets have none.
+
+        Raises InputError if the prediction is of another net.
+        """
+        sizes = {run.result.net_parameters for run in runs if run.result is not None}
+        if foreseen is not None and sizes - {foreseen.num_parameters}:
+            raise InputError(f"the prediction is of {foreseen.net}, and a run trained another net; predict for its net")
+        if len(sizes) > 1:
+            return cls(tuple(runs), _labels(runs), foreseen, None)
         alone = [run.samples_per_second for run in runs if run.workers == 1 and run.samples_per_second]
         predicted = foreseen.one_worker if foreseen is not None else None
         return cls(tuple(runs), _labels(runs), foreseen, max(alone, default=predicted))

@@ -87,6 +87,7 @@ class History:
         self.steps = Steps()
         self.tests: list[Test] = []
         self.workers_line: Line = {}
+        self._worker_rates = 0.0
         self.result: RunResult | None = None
         self.told = LogEnd()
         self.is_written: bool | None = None
@@ -144,19 +145,23 @@ class History:
         """Of all workers, over the whole run, without the first step of a run that does not say it itself."""
         if self.result is not None:
             return self.result.samples_per_second
-        return self.steps.rate(0, -1) if self.steps.step else 0.0
+        return self._of_each() or (self.steps.rate(0, -1) if self.steps.step else 0.0)
 
     @property
     def recent_samples_per_second(self) -> float:
         """The same, over the last steps."""
-        return self.steps.rate(max(-_RECENT_STEPS, -len(self.steps.step)), -1) if self.steps.step else 0.0
+        recent = self.steps.rate(max(-_RECENT_STEPS, -len(self.steps.step)), -1) if self.steps.step else 0.0
+        return self._of_each() or recent
+
+    def _of_each(self) -> float:
+        """The sum of what the workers of a loop at a center said last: its lines are of worker 0 alone."""
+        return 0.0 if self.config else self._worker_rates
 
     @property
     def seconds(self) -> float:
-        """The training loop."""
-        if self.result is not None:
-            return self.result.seconds
-        return self.steps.seconds[-1] if self.steps.step else 0.0
+        """The training loop. A result has those of the last process, and a resumed run the lines of all."""
+        told = 0.0 if self.result is None else self.result.seconds
+        return max(told, self.steps.seconds[-1] if self.steps.step else 0.0)
 
     @property
     def accuracy(self) -> float | None:
@@ -180,6 +185,8 @@ class History:
     def step_s(self) -> dict[str, float]:
         """Mean seconds of a step by kind, of worker 0; without the first one, which warms up."""
         count = len(self.steps.step) - 1
+        if count > 0 and not self.workers_line:  # a line may be of several steps; at a center it is of one
+            count = round(self.steps.step[-1] - self.steps.step[0])
         return {kind: seconds / count for kind, seconds in self.spent.seconds.items()} if count > 0 else {}
 
     def first_reached(self, accuracy: float) -> float | None:
@@ -225,6 +232,8 @@ class History:
             self.tests.append(Test(line["step"], samples, seconds, {k: v for k, v in outputs.items() if k != "step"}))
         elif kind == "workers":
             self.workers_line = line
+            rates = zip(line.get("samples_per_second", ()), line.get("is_gone", ()), strict=False)
+            self._worker_rates = sum(float(rate) for rate, is_gone in rates if not is_gone)
 
     def _progress(self, step: int) -> tuple[float, float]:
         """Samples and seconds when a step was tested; the test may come before the line of its step."""

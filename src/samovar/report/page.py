@@ -307,8 +307,9 @@ def _traffic(comparison: Comparison) -> str:
         memory = max(result.peak_memory_bytes, default=0)
         buckets = ", ".join(map(units.size, result.bucket_sizes_bytes))
         predicted = units.size(row.bytes_per_step) if row is not None else ""
+        num_steps = result.samples / max(1, result.effective_batch)  # of this process, if the run was resumed
         of_all = units.size(sent * result.steps * result.workers)
-        rate = f"{units.size(sent * result.steps / result.seconds)}/s" if result.seconds else ""
+        rate = f"{units.size(sent * num_steps / result.seconds)}/s" if result.seconds else ""
         rows.append([label, units.size(sent), predicted, of_all, rate, buckets, units.size(memory) if memory else ""])
     head = ["run", "sent a step", "predicted", "sent by all", "a worker sends", "buckets", "memory of a worker"]
     about = "One worker's bytes in a mean step, and those of all workers in the whole run."

@@ -85,7 +85,8 @@ def _progress(run: History) -> rich.text.Text:
 
 
 def _left(run: History, step: int, total: int) -> str:
-    per_step = run.steps.seconds[-1] / run.steps.step[-1] if run.steps.step else 0.0
+    steps, seconds = run.steps.step, run.steps.seconds
+    per_step = (seconds[-1] - seconds[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else 0.0
     return f" · {duration((total - step) * per_step)} left" if run.state in _GOING_ON and per_step else ""
 
 
@@ -101,8 +102,7 @@ def _figures(run: History) -> Iterator[tuple[str, str, str]]:
     rates = [steps.rate(last - size, last) for last in range(size, len(steps.step), size)]
     yield "samples/s", f"{run.recent_samples_per_second:,.0f}", _sparks(rates, from_zero=True)
     yield "samples", count(steps.samples[-1]), ""
-    if run.step_s:
-        total_s = sum(run.step_s.values())
+    if total_s := sum(run.step_s.values()):
         shares = ", ".join(f"{kind} {seconds / total_s:.0%}" for kind, seconds in run.step_s.items())
         yield "waiting", f"{run.step_s['exchange'] / total_s:.0%}", f"of a step of {units.seconds(total_s)}: {shares}"
         rank, share = run.spent.slowest

@@ -12,7 +12,7 @@ from samovar.report.result import RunResult, WorkerFigures, write_result
 from samovar.report.run_folder import RunFolder
 from samovar.report.timeline import PartHeader, merge, write_part
 
-BATCH, STEP_S = 64, 0.01
+BATCH, STEP_S, NUM_PARAMETERS = 64, 0.01, 431_080
 PREDICTED_SPEED_UP = {1: 1.0, 2: 1.9, 4: 3.5}
 
 
@@ -63,7 +63,7 @@ def result_of(strategy: str, workers: int, net: str = "LeNet", steps: int = 300)
     )
     return RunResult(
         net=net,
-        net_parameters=431_080,
+        net_parameters=NUM_PARAMETERS,
         strategy=strategy,
         collective="ring",
         transport="shm",
@@ -106,7 +106,9 @@ def write_trace(files: RunFolder, workers: int) -> None:
         files.trace_part(rank).unlink()
 
 
-def prediction(path: Path, strategies: tuple[str, ...] = ("sync", "async-easgd")) -> Path:
+def prediction(
+    path: Path, strategies: tuple[str, ...] = ("sync", "async-easgd"), parameters: int = NUM_PARAMETERS
+) -> Path:
     """An answer of `samovar predict --json`."""
     rows = [
         Prediction(
@@ -134,5 +136,6 @@ def prediction(path: Path, strategies: tuple[str, ...] = ("sync", "async-easgd")
         for strategy in strategies
         for workers, speed_up in PREDICTED_SPEED_UP.items()
     ]
-    path.write_text(json_document({"net": "LeNet", "cluster": "two machines", "predictions": rows}))
+    answer = {"net": "LeNet", "parameters": parameters, "cluster": "two machines", "predictions": rows}
+    path.write_text(json_document(answer))
     return path

@@ -1,6 +1,7 @@
 """A run as its folder says it, whole and as it grows."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History
+from samovar.report.metrics import MetricsWriter
+from samovar.report.result import read_result, write_result
 from samovar.report.run_folder import RunFolder
 from tests.unit.report.run_folders import BATCH, STEP_S, run_folder, step_lines
 
@@ -63,6 +66,32 @@ def test_the_result_of_an_older_run_does_not_count(tmp_path: Path) -> None:
     assert (run.look().state, run.told.error) == (FAILED, "rank 1 was killed")
 
 
+def test_a_resumed_run_took_the_time_of_all_its_lines(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    write_result(files.result, replace(read_result(files.result), seconds=20 * STEP_S))
+    assert History(files.path).look().seconds == pytest.approx(300 * STEP_S)
+
+
+def test_a_line_of_several_steps_has_the_time_of_all(tmp_path: Path) -> None:
+    """A loop that exchanges every 8 steps writes one line for them."""
+    with MetricsWriter(RunFolder(tmp_path).metrics) as metrics:
+        for step in (1, 9, 17):
+            metrics.write(step, "train", {"loss": 1.0, "seconds": 8.0, "forward_s": 6.0, "exchange_s": 2.0})
+    assert History(tmp_path).look().step_s == pytest.approx(
+        {"data": 0, "forward": 0.75, "backward": 0, "update": 0, "exchange": 0.25}
+    )
+
+
+def test_a_loop_at_a_center_is_as_fast_as_all_its_workers(tmp_path: Path) -> None:
+    """Its lines are those of worker 0."""
+    step_lines(tmp_path, 1, 20)
+    rates = {"samples_per_second": [700.0, 640.0, 500.0], "is_gone": [False, False, True]}
+    with MetricsWriter(RunFolder(tmp_path).metrics, 20) as metrics:
+        metrics.write(20, "workers", rates)
+    run = History(tmp_path).look()
+    assert (run.samples_per_second, run.recent_samples_per_second) == (1340.0, 1340.0)
+
+
 def test_staleness_is_that_of_all_workers(tmp_path: Path) -> None:
     run = History(run_folder(tmp_path / "run", "async-easgd")).look()
     assert run.staleness == (2, 12, 5, 1)
@@ -82,6 +111,7 @@ def test_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
         '{"step": 4, "kind": "train", "loss": null}',
         '{"step": 4, "kind": "train", "forward_s": 1, "last_rank": [1]}',
         '{"step": 4, "kind": "test", "loss": 1%s}' % ("0" * 400),
+        '{"step": 4, "kind": "workers", "samples_per_second": [[]], "is_gone": [false]}',
     ],
 )
 def test_a_value_that_does_not_fit_is_named(tmp_path: Path, line: str) -> None:

@@ -20,7 +20,7 @@ from samovar.report.history import History
 from samovar.report.page import page
 from samovar.report.result import Foreseen, read_result, write_result
 from samovar.report.run_folder import RunFolder
-from tests.unit.report.run_folders import prediction, run_folder, step_lines
+from tests.unit.report.run_folders import BATCH, STEP_S, prediction, run_folder, step_lines
 
 VOID = {"meta", "input"}
 
@@ -93,6 +93,22 @@ def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
     assert "sync, predicted: 1 to 3.5" in text
     assert "async-easgd, measured: 1.9" in text
     assert '<th scope="row">2 workers with async-easgd</th><td>10.0%</td><td>60.0%</td>' in text
+
+
+def test_runs_of_different_nets_are_not_set_against_each_other(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / str(workers), workers=workers) for workers in (1, 2)]
+    other = RunFolder(folders[0])
+    write_result(other.result, replace(read_result(other.result), net_parameters=5))
+    assert verdict(page_of(*folders)).startswith("2 workers with sync is the fastest of 2 runs: 10,944 samples/s, and")
+    with pytest.raises(InputError, match="the prediction is of LeNet, and a run trained another net"):
+        page_of(folders[1], foreseen=read_foreseen(prediction(tmp_path / "p.json", parameters=6)))
+
+
+def test_a_resumed_run_sent_the_bytes_of_its_own_steps(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    own = replace(read_result(files.result), samples=20 * 2 * BATCH, seconds=20 * STEP_S)
+    write_result(files.result, own)
+    assert f"<td>{1.72432 / STEP_S:.0f} MB/s</td>" in page_of(files.path)
 
 
 def test_a_run_that_knows_its_own_prediction(tmp_path: Path) -> None:

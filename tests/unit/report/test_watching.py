@@ -6,6 +6,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import rich.console
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.history import History
+from samovar.report.metrics import MetricsWriter
 from samovar.report.run_folder import RunFolder
 from samovar.report.watching import served, view, watch
 from tests.unit.report.run_folders import run_folder, step_lines
@@ -46,6 +48,17 @@ def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
     log.close()
     assert "ended by force" in shown(History(tmp_path).look())
     assert "slow rank           1  the others wait 20% of the time for it" in text
+
+
+def test_the_time_left_is_that_of_the_steps_of_this_process(tmp_path: Path) -> None:
+    """A run that was resumed in a new folder begins at a later step."""
+    files = RunFolder(tmp_path)
+    with MetricsWriter(files.metrics) as metrics:
+        for step in range(901, 951):
+            metrics.write(step, "train", {"loss": 1.0, "samples": 1, "seconds": 2.0})
+    with closing(LogFile(files.log)) as log:
+        log.write("step 950/1000 · loss 0.01")
+        assert "step 950/1,000 · 1:40 left" in shown(History(tmp_path).look())
 
 
 def test_a_run_that_has_ended_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
