@@ -119,6 +119,20 @@ def test_a_record_is_not_followed_with_other_settings(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_record_that_began_at_a_snapshot_is_followed_from_it_alone(
+    solver: Path, recorded: Path, tmp_path: Path
+) -> None:
+    saved, strategy = recorded / "snapshots" / f"step_{NUM_STEPS:08}", ("--strategy", "shm-easgd", "--sync-period", 2)
+    flags = (*strategy, "--read-first", "--iterations", NUM_STEPS + 20)
+    for more in (("--record", "--out", "first"), ("--replay", "first", "--out", "again")):
+        succeed(*arguments_of(solver, *flags, "--snapshot", saved, *more), folder=tmp_path)
+    first, again = (result_of(tmp_path / name) for name in ("first", "again"))
+    assert first["weights_sha256"] == again["weights_sha256"]
+    for other in ((*flags, "--replay", "first"), (*strategy, "--snapshot", saved, "--replay", recorded)):
+        ended = run(*arguments_of(solver, *other, "--out", "out"), folder=tmp_path)
+        assert (ended.return_code, "was recorded with snapshot" in ended.error) == (2, True), ended.error
+
+
 def test_any_number_of_workers_goes_on_from_a_center(solver: Path, recorded: Path, tmp_path: Path) -> None:
     saved = recorded / "snapshots" / f"step_{NUM_STEPS:08}"
     flags = ("--strategy", "shm-easgd", "--snapshot", saved, "--iterations", NUM_STEPS)

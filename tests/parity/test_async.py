@@ -13,6 +13,7 @@ ACCURACY_TOLERANCE = 0.005  # of the mean over SEEDS
 SEEDS = (1, 2, 3)  # one held-out digit is 0.0028
 # Twice the published steps: the center of two groups makes two thirds of what one worker makes.
 BEHIND = ("--overlap", "period")
+AHEAD = ("--read-first",)
 LONG = ("--iterations", 1200)
 SLOW_TIMEOUT_S = 600.0
 LONGEST_PERIOD = 8  # of the defaults
@@ -82,7 +83,14 @@ def test_lenet_learns_as_well_with_four_workers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "more"), [("async-sgd", ()), ("async-easgd", ()), ("async-easgd", BEHIND), ("shm-easgd", ())]
+    ("strategy", "more"),
+    [
+        ("async-sgd", ()),
+        ("async-easgd", ()),
+        ("async-easgd", BEHIND),
+        ("shm-easgd", ()),
+        ("shm-easgd", AHEAD),
+    ],
 )
 def test_a_record_of_lenet_gives_the_same_bits(
     repository_root: Path, folder: Path, strategy: str, more: tuple[str, ...]

@@ -36,6 +36,7 @@ from samovar.core.clock import Deadline
 from samovar.core.durable import FileMark, publish_file, sync_folder
 from samovar.core.errors import InputError, SamovarError
 from samovar.launcher.passing import locked
+from samovar.strategies.box_terms import say_filled
 
 TIMEOUT_S: Final = 120.0
 _BY_PART: Final = ("center", "velocity", "versions")  # what follows one part after the other in the whole
@@ -89,7 +90,12 @@ class Content:
         written = arrays.pop("sha256", None)
         if written is not None and written.tobytes() != _digest(arrays):
             raise InputError(f"{path}: is damaged: its SHA-256 differs; use an earlier snapshot")
-        return cls(_shape_in(path, arrays), arrays)
+        shape = _shape_in(path, arrays)
+        if not (
+            shape.takes_any or all(np.isfinite(arrays[name]).all() for name in ("center", "velocity") if name in arrays)
+        ):
+            raise InputError(f"{path}: holds values that are not finite; give an earlier snapshot")
+        return cls(shape, arrays)
 
     def write(self, path: Path, digest: bytes | None = None) -> FileMark:
         """Write it, whole or not at all; raises OSError. Give `digest` if it is known."""
@@ -115,6 +121,8 @@ class Content:
         for index, value in enumerate(self.arrays.get("words", np.zeros(0, np.uint64)).tolist()):
             if value or index not in SHARD_WORDS:  # a whole one may be cut for those who get it
                 session.board.set_word(index, value)
+        if "words" not in self.arrays:  # it has weights, and no run's terms
+            say_filled(session.board)
 
 
 def _in_order(found: Mapping[str, Content]) -> list[str]:

@@ -57,8 +57,6 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     config = replace(config, strategy=resolved(sharing, config.workers))
     if config.is_async:
         config = replace(config, stop_rule=config.stop_rule or MEAN)
-    if config.replay is not None:
-        _require_same(config, config.replay)
     net_name = solver.net.name()
     if config.box is not None:
         # Only now: it imports what speaks with a box, and most runs have one of their own.
@@ -68,6 +66,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     found, notices = find_snapshot(net_name, snapshot, out)
     weights = () if snapshot == IF_ANY and found is not None else config.weights
     config = replace(config, snapshot=found, weights=weights)
+    if config.replay is not None:
+        _require_same(config, config.replay)
     _require_not_ended(out, found)
     is_new = out is None or not is_there(out)
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())

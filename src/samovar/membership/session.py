@@ -15,7 +15,7 @@ from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.membership.ranks import Ranks
-from samovar.strategies.box_terms import BoxWord, Readiness
+from samovar.strategies.box_terms import BoxWord, Readiness, say_filled
 from samovar.strategies.center_steps import CenterSeat
 
 Ranks_contra = TypeVar("Ranks_contra", bound=Ranks, contravariant=True)
@@ -197,7 +197,7 @@ class Session:
     def filled(self) -> None:
         """Announce that the center holds the first weights, if this rank is the one that fills it."""
         if self.fills:
-            self.seat.board.set_word(BoxWord.IS_READY, Readiness.FILLED)
+            say_filled(self.seat.board)
             self.fills = False
 
     def await_filled(self) -> None:

@@ -34,6 +34,11 @@ class Readiness(IntEnum):
     GIVEN_UP = 2  # who was to fill the center is gone for good
 
 
+def say_filled(board: Rows) -> None:
+    """The center holds what a run starts from; with no Terms on the board, nobody's run."""
+    board.set_word(BoxWord.IS_READY, Readiness.FILLED)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Strategy and net of a run, for others to be held against; `momentum` is the center's, 0 where it has none."""

@@ -32,7 +32,7 @@ WORKER_RATE = Setting(
     above=0,
     below=1,
     default_words="the moving rate",
-    words="a worker goes {value:g} of the way",
+    words=lambda rate, chosen: f"a worker goes {max(rate, chosen['moving_rate']):g} of the way",
     source="Zhang, Choromanska and LeCun 2015, whose analysis has both rates",
     is_advanced=True,
 )

@@ -108,14 +108,17 @@ class Turns:
         self._window = window
         self._own = logs[rank]
         self._reads_up_to = reads_up_to(logs)
-        self._next = 0
+        kinds = list(enumerate(self._own.is_update))
+        self._left = {kind: [place for place, one in reversed(kinds) if one == kind] for kind in (False, True)}
 
     def take(self, is_update: bool) -> tuple[Versions, Versions]:
-        """Take the next entry, which must be of this kind. Returns each chunk's ticket, and its version afterwards."""
-        place, self._next = self._next, self._next + 1
-        if place >= len(self._own.versions) or self._own.is_update[place] != is_update:
+        """Take the next entry of this kind. Returns each chunk's ticket, and its version afterwards.
+
+        Reads have an order, and updates; a read may be recorded before an update that began earlier.
+        """
+        if not self._left[is_update]:
             raise SamovarError("--replay: this run differs from the recorded one; are all settings the same?")
-        versions = self._own.versions[place]
+        versions = self._own.versions[self._left[is_update].pop()]
         chunks = np.arange(len(versions))
         # Column x + 1 counts the reads of versions up to x.
         if is_update:

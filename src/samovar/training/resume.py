@@ -61,6 +61,8 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
     is_common = _exchanged_gradients(snapshot.config)
     momentum = parts["momentum"] if is_common else {}
     taken = " and momentum" if is_common else ", and from zero momentum"
+    if is_common and config.strategy.traits.adds_steps:
+        taken = ", and the momentum of SGD from zero"
     notice = f"{path}: saved by {had}; {has} start from its weights{taken}"
     if is_common and "strategy" not in parts:
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()

@@ -215,7 +215,7 @@ def result_of(
         samples=outcome.num_samples,
         seconds=outcome.seconds,
         samples_per_second=outcome.samples_per_second,
-        train_loss=outcome.train_loss if outcome.num_steps else None,
+        train_loss=outcome.train_loss if outcome.num_samples else None,
         test_loss=_output(outcome, "loss"),
         test_accuracy=_output(outcome, "accuracy"),
         weights_sha256=sha256,

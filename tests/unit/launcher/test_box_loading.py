@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, create_shards, take_shards
+from samovar.box.joining import take_seat
 from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import Content, load, saved
+from samovar.strategies.box_terms import BoxWord, Readiness, Terms
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box
 
@@ -160,3 +163,21 @@ def test_what_does_not_fit_is_refused(boxes: list[Box], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has a buffer 'c', the others have none; drop it first"):
         load(whole, where, "c")
     assert "c" not in boxes[1].server.buffers.names()
+
+
+def test_a_file_with_values_that_are_not_finite_makes_no_buffer(boxes: list[Box], tmp_path: Path) -> None:
+    (tmp_path / "nan").write_bytes(safetensors.numpy.save({"center": np.array([1, np.nan], np.float32)}))
+    with pytest.raises(InputError, match="nan: holds values that are not finite; give an earlier snapshot"):
+        load(Content.read(tmp_path / "nan"), places(boxes[:1]), "c")
+    assert boxes[0].server.buffers.names() == []
+
+
+def test_a_buffer_that_was_filled_from_a_center_alone_is_not_waited_for(boxes: list[Box], tmp_path: Path) -> None:
+    """Who joins it is told at once that it is nobody's run."""
+    (tmp_path / "center").write_bytes(safetensors.numpy.save({"center": VALUES}))
+    where = places(boxes[:1])
+    assert load(Content.read(tmp_path / "center"), where, "c")
+    with take_seat(where.boxes[0], "c", "test", soon()) as seat:
+        assert seat.board.word(BoxWord.IS_READY) == Readiness.FILLED
+        with pytest.raises(InputError, match="was not made by `samovar train`"):
+            Terms("shm-easgd", "net").require_same(seat.board, "it")

@@ -231,6 +231,8 @@ def test_steps_that_add_up_move_the_center_as_fast_as_one_worker_with_momentum(n
     shares = shared_momentum(StrategyConfig(name), 0.9, num_workers)
     center = num_workers * shares.rate_factor / (1 - (shares.config.center_momentum or 0.0))
     assert center == pytest.approx(1 / (1 - 0.9), rel=1e-5)
+    again = shared_momentum(resolved(shares.config, num_workers), 0.9, num_workers)
+    assert again.rate_factor == shares.rate_factor, "ranks ask once more, with the settings of the launcher"
     assert shared_momentum(StrategyConfig(name), 0.0, num_workers).rate_factor == 1.0
     assert shared_momentum(StrategyConfig("async-msgd", center_momentum=0.5), 0.9, num_workers).rate_factor == 1.0
 

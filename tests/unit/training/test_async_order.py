@@ -111,8 +111,13 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
     os.close(descriptor)
     assert wrong == []
     assert center.tolist() == [sum(sum(log.is_update) for log in logs)] * NUM_CHUNKS
+    turns = Turns(logs, 0, windows[0])
+    # An update may begin before reads that were recorded before it.
+    kinds = sorted(enumerate(logs[0].is_update), key=lambda entry: not entry[1])
+    for place, is_update in kinds:
+        assert (turns.take(is_update)[1] == logs[0].versions[place]).all()
     with pytest.raises(SamovarError, match="differs from the recorded"):
-        Turns(logs, 0, windows[0]).take(not logs[0].is_update[0])
+        turns.take(logs[0].is_update[0])
 
 
 def test_the_steps_of_a_run_by_each_rule() -> None:
