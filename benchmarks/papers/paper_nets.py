@@ -17,7 +17,7 @@ _SHAPES = {
 
 def counted(name: str) -> Profile:
     """A net of the zoo: parameters and multiply-adds of its layers."""
-    timed, _ = net_profile(ZOO / name / "train_val.prototxt", False, None, None, False, _SHAPES.get(name, ()))
+    timed, *_ = net_profile(ZOO / name / "train_val.prototxt", False, None, None, False, _SHAPES.get(name, ()))
     return profile_of(timed)
 
 

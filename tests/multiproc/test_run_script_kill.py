@@ -168,6 +168,18 @@ def test_ranks_that_do_not_end_in_their_grace_are_ended(tmp_path: Path) -> None:
     wait_for_ends(processes)
 
 
+def test_ranks_of_which_none_ends_in_its_grace_are_ended(tmp_path: Path) -> None:
+    text = WITH_CHILD + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell('deaf')\n" + FOREVER
+    with start_script(tmp_path, text, 2, "--grace", 0.2) as command:
+        processes = family(command, tmp_path)
+        command.until(lambda: all((tmp_path / f"deaf-{rank}").exists() for rank in range(2)), "both are deaf")
+        command.send(signal.SIGTERM)
+        ended = command.wait()
+    assert ended.return_code == 128 + signal.SIGTERM
+    assert ended.error == "ranks 0 and 1 did not end within --grace after SIGTERM; killed"
+    wait_for_ends(processes)
+
+
 @pytest.mark.slow
 def test_who_starts_it_with_nohup_wants_it_to_go_on(tmp_path: Path) -> None:
     text = WITH_CHILD + "await_all('go', [9])\nprint('done')\n"

@@ -122,28 +122,31 @@ def _question(
     record = kept if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
     fitting = _checked(names, plan.collective, settings)
-    profile, samples = _profile(net, cluster, on.threads_per_worker)
+    profile, samples, passes = _profile(net, cluster, on.threads_per_worker)
     require_choice("--recipe", net.recipe, RECIPES)
     has_recipes = net.recipe != NONE
-    batch, is_shared = net.batch or profile.batch_size, has_recipes or _is_global(net.batch_mode)
+    batch, is_shared = net.batch or passes * profile.batch_size, has_recipes or _is_global(net.batch_mode)
     trained_on = _samples(net, samples)
     asked = (names, batch, is_shared, plan.collective, fitting, trained_on, has_recipes)
     return Question(profile, cluster, workers, *asked)
 
 
-def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Profile, int | None]:
+def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Profile, int | None, int]:
+    """The net, the samples that it trains on, if known, and the passes of a step."""
     given = [path for path in (net.solver, net.net, net.profile) if path is not None]
     if len(given) != 1:
         raise InputError("give one of --solver FILE, --net FILE and --profile FILE: the net to predict")
     if net.profile is not None:
-        return load_profile(net.profile), None
+        return load_profile(net.profile), None, 1
     # What needs torch is imported when it is asked for: a profile does without.
     nets = load("samovar.files.net_profile")
     is_timed = cluster.worker.speed is None
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
-    timed, samples = nets.net_profile(given[0], net.solver is not None, batch, threads, is_timed, net.shape or ())
-    return profile_of(timed), samples
+    timed, samples, passes = nets.net_profile(
+        given[0], net.solver is not None, batch, threads, is_timed, net.shape or ()
+    )
+    return profile_of(timed), samples, passes
 
 
 def _samples(net: NetFlags, solvers: int | None) -> float | None:

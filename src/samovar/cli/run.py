@@ -1,6 +1,7 @@
 """`samovar run`: a user's own script on several ranks."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from samovar.core.trace import TraceWindow
 from samovar.core.units import is_count
 from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
 from samovar.launch.limits import require_room
-from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
+from samovar.launch.script import ENDING, Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
 from samovar.launcher.placing import count_gpus
 from samovar.membership.kept_memory import KeptMemory
@@ -34,6 +35,7 @@ from samovar.report.plain import to_plain
 from samovar.report.profile import load_profile
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
+from samovar.report.wording import ranges
 from samovar.transports.gaspi_library import gaspi_library
 
 SETTINGS = {"allow_interspersed_args": False}
@@ -112,6 +114,8 @@ def _launch(
     kept: Keeper | None,
 ) -> ScriptLaunch:
     max_restarts = _most_restarts(restarts, isinstance(kept, KeptMemory), hosts)
+    if not 0 <= grace_s < math.inf:
+        raise InputError(f"--grace {grace_s:g}: give a number of seconds from 0")
 
     def await_others_s(end: ScriptEnd) -> float:
         return output.await_others_s(end.rank, end.ended_s)
@@ -271,6 +275,11 @@ def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd
             output.show_error(first.rank)
         output.say(f"samovar: error: {end_sentence(first, ends, socket.gethostname(), launch.signals)}")
         code = _exit_code(first)
+    elif deaf := [end.rank for end in ends if end.return_code is None and launch.signals]:
+        number = next((number for number in launch.signals if number in ENDING), launch.signals[0])
+        name, who = signal.Signals(number).name, f"rank{'s' if len(deaf) > 1 else ''} {ranges(deaf)}"
+        output.say(f"samovar: error: {who} did not end within --grace after {name}; killed")
+        code = 128 + number
     output.close()
     return code
 

@@ -41,7 +41,10 @@ def quantity(written: object, kind: str) -> float:
     size = units.get((found[2] or "").strip())
     if size is None:
         raise ValueError(f"is {written!r}; {example}, in one of {', '.join(list(units)[:12])}")
-    value = float(Decimal(found[1]) * Decimal(repr(size)))  # 25 us is 25e-6, to the last bit
+    try:
+        value = float(Decimal(found[1]) * Decimal(repr(size)))  # 25 us is 25e-6, to the last bit
+    except ArithmeticError:
+        value = math.inf
     if not math.isfinite(value):
         raise ValueError(f"is {written!r}, which is not finite; {example}")
     return value

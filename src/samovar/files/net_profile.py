@@ -22,13 +22,14 @@ _MEASURED_S, _MOST_PASSES = 1.0, 20
 
 def net_profile(
     path: Path, is_solver: bool, batch_size: int | None, threads: int | None, is_timed: bool, shapes: Sequence[str] = ()
-) -> tuple[Timed, int | None]:
-    """The training net's layers for its batch, or `batch_size`; and the samples that the solver trains on, if known.
+) -> tuple[Timed, int | None, int]:
+    """The training net's layers for its batch, or `batch_size`.
 
+    Also the samples that the solver trains on, if known, and the passes (iter_size) whose gradients make one step.
     Passes are timed as `samovar time` does it, on random numbers, for about a second; without `is_timed` none is made.
     `shapes` are those of inputs whose data is not here, as `samovar inspect` takes them. Raises InputError.
     """
-    definition, steps = _definition(path, is_solver)
+    definition, steps, passes = _definition(path, is_solver)
     given = dict(map(parse_shape, shapes))
     definition, sizes = sized(definition, "TRAIN", given, None)
     batch = own_batch = next((shape[0] for shape in sizes.values() if shape), 0)
@@ -44,14 +45,15 @@ def net_profile(
     if is_timed:
         _time(timer, _random_inputs(net, sizes, batch))
     name = net.name or path.stem
-    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch
+    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch, passes
 
 
-def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None]:
+def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None, int]:
+    """The net, the passes of the whole training, and those of a step."""
     if not is_solver:
-        return load_net(path), None
+        return load_net(path), None, 1
     solver = load_solver(path)
-    return load_source(solver.net), solver.max_iter * solver.iter_size
+    return load_source(solver.net), solver.max_iter * solver.iter_size, solver.iter_size
 
 
 def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:

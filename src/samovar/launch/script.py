@@ -24,8 +24,8 @@ from samovar.launch.watch import EXIT_PREEMPTED, Consequence, EndPolicy, Outlet,
 from samovar.transports.rendezvous import addresses_towards, interface_of
 
 LOOPBACK = "127.0.0.1"
-_ENDING = (signal.SIGINT, signal.SIGTERM)
-_PASSED_ON = (*_ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LISTEN_BACKLOG = 128
 _MAX_PORT = 65_535
 
@@ -278,7 +278,7 @@ class ScriptLaunch(EndPolicy):
 
     def _pass_on(self, number: int) -> bool:
         """Pass a signal on to the ranks; a second one that asks to end ends them."""
-        if number in _ENDING and any(earlier in _ENDING for earlier in self._signals):
+        if number in ENDING and any(earlier in ENDING for earlier in self._signals):
             self._kill_signal = number
             return True
         self._signals.append(number)
@@ -302,6 +302,9 @@ class ScriptLaunch(EndPolicy):
         self._meeting.close()
         self._variables = self._meeting.enter_context(self._rendezvous())
         return True
+
+    def patience_asked_s(self) -> float:
+        return self._grace_s if any(number in ENDING for number in self._signals) else math.inf
 
     def patience_s(self, failed: RankEnd) -> float:
         if self._goes_on(failed):

@@ -83,6 +83,10 @@ class EndPolicy:
         """How long others may take to end by themselves after the first failure; called again at every event."""
         return 0.0
 
+    def patience_asked_s(self) -> float:
+        """How long ranks may take to end after they were asked to; called again at every event."""
+        return math.inf
+
     def starts_again(self, _ends: Sequence[RankEnd]) -> bool:
         """Called when no rank is left: whether all ranks are started once more. `_ends` are as `run` gives them."""
         return False
@@ -184,6 +188,7 @@ class RankWatch:
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
             patience_s = math.inf if inbox is None else inbox.patience_s(self._policy)
+            patience_s = min(patience_s, self._policy.patience_asked_s())
             patience_s = patience_s if failed is None else min(patience_s, self._policy.patience_s(failed))
             if math.isfinite(patience_s) and (waiting_for is None or patience_s < waiting_for.remaining_s()):
                 waiting_for = Deadline.after(patience_s)

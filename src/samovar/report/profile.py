@@ -14,6 +14,7 @@ from samovar.report.run_folder import write_json_atomic
 FORMAT = "samovar profile 1"
 _FLOPS_OF_A_MULTIPLY_ADD = 2
 _MOST_BYTES = 1 << 24
+_MOST = 1 << 62  # of what 64 bits hold
 BYTES_OF_A_FLOAT = 4
 
 
@@ -120,15 +121,19 @@ def save_profile(profile: Profile, path: Path) -> None:
 def _checked(profile: Profile) -> Profile:
     if profile.format != FORMAT:
         raise ValueError(f"format is {profile.format!r}, not {FORMAT!r}")
-    if profile.batch_size < 1 or not profile.layers:
-        raise ValueError("it needs layers, and a batch_size of at least 1")
+    if not 1 <= profile.batch_size <= _MOST or not profile.layers:
+        raise ValueError("it needs layers, and a batch_size of at least 1 that fits into 64 bits")
+    if not 0 <= (profile.update_s or 0.0) < 1e9:
+        raise ValueError("update_s is below 0, or without end")
     for layer in profile.layers:
         numbers = (layer.num_parameters, layer.multiply_adds, layer.activation_bytes, layer.behind_bytes)
         times = (layer.forward_s or 0.0, layer.backward_s or 0.0, layer.fresh_s)
-        if min(*numbers, *times) < 0 or not max(times) < 1e9:
-            raise ValueError(f"layer {layer.name!r} has a number below 0, or seconds without end")
+        if min(*numbers, *times) < 0 or not max(times) < 1e9 or max(numbers) > _MOST:
+            raise ValueError(f"layer {layer.name!r} has a number below 0, or one without end")
     if not profile.num_parameters:
         raise ValueError("no layer has parameters; there is nothing to exchange")
+    if profile.is_measured and not any(layer.forward_s or layer.backward_s for layer in profile.layers):
+        raise ValueError("its layers take no time")
     return profile
 
 

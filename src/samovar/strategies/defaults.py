@@ -82,10 +82,9 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
 
         f P eta / (1 - mu_c) = eta / (1 - mu)
 
-    mu_c is the momentum that the center keeps; f = 1 if another mu_c than the default is given, unless workers look
-    ahead. A solver with mu = 0 (Adam, say) gives the center that of 0.9, and moves it at its own speed. With
-    `keep_momentum` each worker keeps mu, and f = 1 / P. Raises InputError if the strategy needs momentum and the solver
-    has none.
+    mu_c is the momentum that the center keeps; f = 1 if not the default mu_c is given, unless workers look ahead. A
+    solver with mu = 0 (Adam, say) gives the center that of 0.9, and moves it at its own speed. With `keep_momentum`
+    each worker keeps mu, and f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
         raise InputError(f"{config.name}: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
@@ -97,10 +96,9 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     )
     if config.traits.has_velocity:
         refusal = f"{refusal}, and give center_momentum"
-        looks_ahead = bool(config.look_ahead)
-        default = center_momentum(momentum or WORKERS_MOMENTUM, num_workers, looks_ahead)
+        default = center_momentum(momentum or WORKERS_MOMENTUM, num_workers, bool(config.look_ahead))
         is_given = config.center_momentum not in (None, default)
-        if not looks_ahead and (is_given or not momentum):
+        if not config.look_ahead and (is_given or not momentum):
             return MomentumShares(config, 0.0, refusal=refusal)
         if not is_given:
             config = replace(config, center_momentum=default)

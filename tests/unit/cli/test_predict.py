@@ -58,6 +58,31 @@ def test_json(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["predictions"][0]["price_per_million"] > 0
 
 
+NET = """name: "small"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 5 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" }
+"""
+
+
+def test_a_step_of_several_passes_is_one_of_the_whole_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """iter_size adds up gradients before workers exchange them."""
+    (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "link.toml").write_text(
+        'title = "a"\n[worker]\nspeed = "1 Gflop/s"\n[network]\nbandwidth = "1 Gbit/s"\n'
+    )
+    found = []
+    for iter_size, more in ((4, ()), (1, ("--batch", "32"))):
+        solver = f'net: "{tmp_path}/net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: {80 // iter_size}\n'
+        (tmp_path / "solver.prototxt").write_text(f"{solver}iter_size: {iter_size}\n")
+        words = ("--workers", "1,2", "--strategy", "sync,local-sgd", "--json", *more)
+        assert asked("--solver", f"{tmp_path}/solver.prototxt", "--cluster", f"{tmp_path}/link.toml", *words) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["batch_size"] == 32
+    assert found[0]["predictions"] == found[1]["predictions"]
+
+
 def test_pictures(net: str, tmp_path: Path) -> None:
     """In a process of its own: matplotlib keeps its fonts open."""
     folder = tmp_path / "drawn"

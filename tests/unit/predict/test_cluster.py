@@ -96,6 +96,7 @@ def test_what_is_left_out_costs_nothing() -> None:
             "bandwidth is 10, without a unit; write a bandwidth such as '10 Gbit/s'",
         ),
         ('title = "a"\n[network]\nbandwidth = "10 Gbit"', "bandwidth is '10 Gbit'; write a bandwidth such as"),
+        ('title = "a"\n[network]\nlatency = "1e9999999 s"', "which is not finite"),
         ('title = "a"\n[network]\nlatency = "fast"', "latency is 'fast'; write a time such as '25 us'"),
         ('title = "a"\n[network]\nbandwidth = "0 B/s"', "bandwidth is '0 B/s'; give at least 1"),
         ('title = "a"\n[network]\nports = "three"', "ports is 'three'; choose 'duplex' or"),

@@ -58,6 +58,11 @@ def test_files(tmp_path: Path) -> None:
     assert load_profile(tmp_path / "net.toml").layers == (LayerProfile("fc", "", 10, 0, 0, 0.5, 1.0),)
 
 
+LAYER = (
+    '{"net": "a", "batch_size": 1, %s "layers": [{"name": "x", "num_parameters": 2, "forward_s": 0, "backward_s": 0}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -68,6 +73,10 @@ def test_files(tmp_path: Path) -> None:
         ('{"net": "a", "batch_size": 1, "layers": [{"name": "x", "num_parameters": -1}]}', "'x' has a number below 0"),
         ('{"net": "a", "batch_size": 1, "layers": [{"name": "x", "weights": 1}]}', "unknown fields"),
         ('{"net": "a", "batch_size": 1, "layers": [], "format": "2"}', "format is '2'"),
+        (LAYER % '"update_s": -1,', "update_s is below 0"),
+        (LAYER % '"update_s": NaN,', "update_s is below 0, or without end"),
+        (LAYER % "", "its layers take no time"),
+        ((LAYER % "").replace('"batch_size": 1', f'"batch_size": 1{"0" * 400}'), "that fits into 64 bits"),
     ],
 )
 def test_what_is_no_profile(tmp_path: Path, text: str, said: str) -> None:
