@@ -141,4 +141,5 @@ def _looked_at(folder: Path) -> _Images:
         )
     (shape,) = shapes
     channels, height, width = shape
-    return _Images(str(folder.resolve()), (channels, height, width), max(labels) + 1, num_records)
+    written = str(folder.resolve()).replace("\\", "\\\\").replace('"', '\\"')  # as a prototxt has it
+    return _Images(written, (channels, height, width), max(labels) + 1, num_records)

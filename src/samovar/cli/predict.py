@@ -1,5 +1,6 @@
 """`samovar predict`: how a net would train on a described cluster, simulated with the strategies' own code."""
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from samovar.predict.work import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import KINDS, NONE
+from samovar.strategies.traits import AUTO, KINDS, NONE
 
 ALL = "all"
 _MOST_WORKERS = 4096
@@ -124,6 +125,8 @@ def _question(
     fitting = _checked(names, plan.collective, settings)
     profile, samples, passes = _profile(net, cluster, on.threads_per_worker)
     require_choice("--recipe", net.recipe, RECIPES)
+    if plan.transport != AUTO:
+        raise InputError(f"--transport {plan.transport}: the cluster says how bytes travel; leave it out")
     has_recipes = net.recipe != NONE
     batch, is_shared = net.batch or passes * profile.batch_size, has_recipes or _is_global(net.batch_mode)
     trained_on = _samples(net, samples)
@@ -137,6 +140,8 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
     if len(given) != 1:
         raise InputError("give one of --solver FILE, --net FILE and --profile FILE: the net to predict")
     if net.profile is not None:
+        if threads is not None or net.shape:
+            raise InputError("--threads-per-worker and --shape are for a net that is timed here; leave them out")
         return load_profile(net.profile), None, 1
     # What needs torch is imported when it is asked for: a profile does without.
     nets = load("samovar.files.net_profile")
@@ -152,6 +157,8 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
 def _samples(net: NetFlags, solvers: int | None) -> float | None:
     if (net.epochs is None) != (net.epoch_samples is None):
         raise InputError("--epochs and --epoch-samples go together: how often, and how many samples")
+    if net.epochs == math.inf:
+        raise InputError("--epochs inf: give a number")
     if net.epochs is None or net.epoch_samples is None:
         return None if solvers is None else float(solvers)
     return net.epochs * net.epoch_samples

@@ -57,6 +57,8 @@ def time_net(
     path = model or solver
     if path is None or (model and solver):
         raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
+    if profile is not None and (profile.is_dir() or not profile.parent.is_dir()):
+        raise InputError(f"--profile {profile}: is not a place for a file; give a file in a folder that exists")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision, timeout_s=timeout), device)
     keeps = phase == "TRAIN" and config.device == CPU

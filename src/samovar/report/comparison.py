@@ -190,10 +190,9 @@ def _quality(run: History) -> str:
 
 
 def _so_far(run: History) -> str:
+    is_one = run.workers == 1
     if not run.steps.step:
-        return "have not made a step yet"
+        return f"{'has' if is_one else 'have'} not made a step yet"
     step, total = round(run.steps.step[-1]), run.told.total_steps
-    reached = f"step {step:,} of {total:,}" if total else f"step {step:,}"
-    return (
-        f"are at {reached}, with loss {number(run.steps.loss[-1])} and {run.recent_samples_per_second:,.0f} samples/s"
-    )
+    reached = f"{'is' if is_one else 'are'} at step {step:,}{f' of {total:,}' if total else ''}"
+    return f"{reached}, with loss {number(run.steps.loss[-1])} and {run.recent_samples_per_second:,.0f} samples/s"

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from samovar.cli.commands import app_of
 from samovar.core.errors import InputError
 from samovar.data.databases import write_images
+from samovar.frontends.caffe.definition import load_net
 
 
 def init(*words: object) -> list[str]:
@@ -48,6 +49,12 @@ def test_a_net_for_images_of_one_s_own(tmp_path: Path) -> None:
     assert f'source: "{test}" backend: LMDB batch_size: 52' in net
     assert "num_output: 3 " in net
     assert "test_iter: 1 " in solver
+
+
+def test_the_net_finds_images_in_a_folder_with_odd_signs(tmp_path: Path) -> None:
+    train = database(tmp_path / 'a "b" \\ack', (1, 8, 8), [0, 1] * 40)
+    init("caffe", tmp_path, "--data", train)
+    assert load_net(tmp_path / "net.prototxt").layers[0].message.data_param.source == str(train)
 
 
 @pytest.mark.parametrize("kind", ["caffe", "torch"])
