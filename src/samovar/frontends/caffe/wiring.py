@@ -115,6 +115,8 @@ class Wiring:
         tops = spec.tops or (self._automatic_top(),) * kind.makes_own_top
         bottom_shapes = [self._shape(spec, bottom) for bottom in spec.bottoms]
         layer = kind(spec, bottom_shapes, self.store)
+        if not spec.name and (layer.parameter_names or layer.is_random):
+            raise spec.error("has no name, which its weights and draws need; give it one", "type")
         if len(spec.message.param) > len(layer.parameter_names):
             raise spec.error(
                 f"param is given {len(spec.message.param)} times, but the layer has "

@@ -251,6 +251,33 @@ def test_a_net_without_loss(net_of: BuildNet) -> None:
     np.testing.assert_allclose(output.scalars["p"].numpy(), np.full((2, 3), 1 / 3), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "InnerProduct" inner_product_param { num_output: 2 }',
+        'type: "BatchNorm"',
+        'type: "Dropout"',
+        'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 }',
+    ],
+)
+def test_a_layer_with_weights_or_draws_needs_a_name(net_of: BuildNet, layer: str) -> None:
+    with pytest.raises(InputError, match=r"net\.prototxt:3: layer '': has no name, .*; give it one"):
+        net_of(f'layer {{ bottom: "data" top: "y" {layer} }}', INPUTS)
+
+
+def test_layers_without_weights_and_draws_need_no_name(net_of: BuildNet) -> None:
+    pooling = "pooling_param { pool: MAX kernel_size: 2 }"
+    net = net_of(
+        'layer { type: "ReLU" bottom: "data" top: "r" } layer { type: "Dropout" bottom: "r" top: "d" }'
+        f'layer {{ type: "Pooling" bottom: "d" top: "p" {pooling} }} layer {{ type: "Flatten" bottom: "p" top: "f" }}'
+        'layer { type: "SoftmaxWithLoss" bottom: "f" bottom: "label" top: "loss" }',
+        INPUTS,
+        "TEST",
+    )
+
+    assert net({name: torch.zeros(shape) for name, shape in INPUTS.items()}).loss is not None
+
+
 RELU = 'layer { name: "x" type: "ReLU" bottom: "data" top: "y"'
 IP = 'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y"'
 INPUT = 'layer { name: "i" type: "Input" top: "z"'

@@ -49,6 +49,7 @@ class Layer(nn.Module):
     forgets_output: ClassVar[bool] = False  # backward does not need the output, so it may be overwritten
     mixes_samples: bool = False  # what comes out for a sample depends on others of its batch
     is_uneven: bool = False  # a loss that is not a mean over samples
+    is_random: bool = False  # draws in the phase that it is built for
     carried: list[torch.Tensor] | None = None  # states for the next pass; None: it keeps none
     # How images lie in memory that it takes and gives: as (N, C, H, W), as they come, or (N, H, W, C); any is right.
     memory_order: str = PLAIN

@@ -28,7 +28,7 @@ class RandomLayer(Layer):
         self.seed = self._store.seed
         digest = hashlib.sha256(f"{self.seed} {spec.name} draws".encode()).digest()
         self._key = np.frombuffer(digest[:16], "<u8").copy()
-        self.is_random = True  # whether this layer draws in the phase that it is built for
+        self.is_random = True
         self.sample_numbers = torch.zeros(1, dtype=torch.int64)
 
     def numbers_for(self, shape: Shape) -> npt.NDArray[np.int64]:
