@@ -202,6 +202,43 @@ def test_several_losses_without_tops_add(net_of: BuildNet) -> None:
     assert sorted(output.scalars) == ["(automatic)", "(automatic) 2"]
 
 
+LOSSES = [
+    *(f'type: "SoftmaxWithLoss" loss_param {{ normalization: {mode} }}' for mode in ("VALID", "FULL", "BATCH_SIZE")),
+    'type: "InfogainLoss" bottom: "matrix"',
+    'type: "HingeLoss"',
+    'type: "MultinomialLogisticLoss"',
+]
+PAIR_LOSSES = ["EuclideanLoss", "SigmoidCrossEntropyLoss", "ContrastiveLoss"]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, *PAIR_LOSSES])
+def test_the_loss_of_a_batch_without_samples_is_zero(net_of: BuildNet, loss: str) -> None:
+    settings = "convolution_param { num_output: 3 kernel_size: 1 }"
+    bottoms = 'bottom: "y" bottom: "labels"'
+    if loss in PAIR_LOSSES:
+        loss, bottoms = f'type: "{loss}"', 'bottom: "y" bottom: "z"' + ' bottom: "labels"' * (loss == PAIR_LOSSES[-1])
+    net = net_of(
+        'layer { name: "f" type: "Filter" bottom: "data" bottom: "label" bottom: "keep" top: "kept" top: "labels" }'
+        f'layer {{ name: "c" type: "Convolution" bottom: "kept" top: "c" {settings} }}'
+        'layer { name: "n" type: "BatchNorm" bottom: "c" top: "n" }'
+        'layer { name: "m" type: "MVN" bottom: "n" top: "m" }'
+        'layer { name: "y" type: "InnerProduct" bottom: "m" top: "y" inner_product_param { num_output: 3 } }'
+        'layer { name: "z" type: "InnerProduct" bottom: "m" top: "z" inner_product_param { num_output: 3 } }'
+        f'layer {{ name: "loss" {bottoms} {loss} top: "loss" }}',
+        {"data": (2, 3, 2, 2), "label": (2,), "keep": (2,), "matrix": (3, 3)},
+    )
+    batch = {"data": torch.ones(2, 3, 2, 2), "label": torch.ones(2), "keep": torch.zeros(2), "matrix": torch.eye(3)}
+
+    found = net(batch).loss
+
+    assert found is not None
+    assert float(found.detach()) == 0
+    found.backward()
+    gradients = [info.parameter.grad for info in net.parameter_infos]
+    assert not any(gradient.any() for gradient in gradients if gradient is not None)
+    assert not any(info.parameter.any() for info in net.parameter_infos if info.is_statistic)
+
+
 def test_silence_leaves_no_output(net_of: BuildNet) -> None:
     net = net_of(
         'layer { name: "x" type: "Slice" bottom: "data" top: "a" top: "b" }'

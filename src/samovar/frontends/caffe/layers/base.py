@@ -122,7 +122,7 @@ class Layer(nn.Module):
 
     def check_numbers(self, numbers: torch.Tensor, count: int, refusal: str) -> None:
         """InputError, by `refusal` with {least} and {most}, if a number is not 0 .. count - 1."""
-        known = getattr(numbers, _RANGE, None)
+        known = getattr(numbers, _RANGE, None) if numbers.numel() else (0, 0)  # none behind a Filter that kept none
         least, most = (int(numbers.min()), int(numbers.max())) if known is None else known
         if not 0 <= least <= most < count:
             raise self.spec.error(refusal.format(least=least, most=most)) from None

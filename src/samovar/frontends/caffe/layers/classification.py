@@ -53,11 +53,7 @@ class LossNormalizer:
         return self.of_counts(num_samples, num_labels, num_valid)
 
     def of_counts(self, num_samples: int, num_labels: int, num_valid: int) -> float:
-        if self.mode == VALID:
-            return max(1.0, float(num_valid))
-        if self.mode == FULL:
-            return float(num_labels)
-        return float(num_samples) if self.mode == BATCH_SIZE else 1.0
+        return float(max(1, {VALID: num_valid, FULL: num_labels, BATCH_SIZE: num_samples, NONE: 1}[self.mode]))
 
 
 _LOG_FLOAT_MIN = math.log(torch.finfo(torch.float32).tiny)  # Caffe takes no logarithm of anything smaller

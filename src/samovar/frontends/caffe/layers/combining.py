@@ -111,7 +111,7 @@ class ArgMax(Layer):
         if self.axis is not None:
             values, indices = self._best(x, self.axis)
             return (values if self.with_values else indices,)
-        values, indices = self._best(x.reshape(len(x), -1), 1)
+        values, indices = self._best(x.reshape(len(x), prod(x.shape[1:])), 1)
         rows = [indices, values] if self.with_values else [indices]
         return (torch.stack(rows, 1).reshape(len(x), len(rows), self.top_k, *self.tail),)
 

@@ -42,7 +42,7 @@ class InnerProduct(Layer):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         lead = x.shape[: self.axis]
         if len(lead) != 1 or x.dim() != 2:
-            x = x.reshape(prod(lead), -1)
+            x = x.reshape(prod(lead), prod(x.shape[self.axis :]))
         if self.transpose:
             y = F.linear(x, self.weight.t(), self.bias)
         elif self.is_shared:

@@ -1,6 +1,6 @@
 """Losses of values against values (EuclideanLoss, HingeLoss, ...) and of probabilities (InfogainLoss, ...).
 
-Legend: N samples (the first axis).
+Legend: N samples (the first axis). Without any, behind a Filter, a loss is 0.
 """
 
 import math
@@ -37,7 +37,7 @@ class MultinomialLogisticLoss(Classification):
     def forward(self, probabilities: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         probabilities = probabilities.flatten(1)
         at_label = self.at_label(probabilities, integers(labels, -1, 1))
-        return (-_floored(at_label, _LEAST_PROBABILITY).log().sum() / len(probabilities),)
+        return (-_floored(at_label, _LEAST_PROBABILITY).log().sum() / max(1, len(probabilities)),)
 
 
 class InfogainLoss(Classification):
@@ -134,7 +134,7 @@ class EuclideanLoss(_PairLoss):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         difference = a - b.reshape(a.shape)
-        return (difference.square().sum() / (2 * len(a)),)
+        return (difference.square().sum() / (2 * max(1, len(a))),)
 
 
 class HingeLoss(_PairLoss):
@@ -158,7 +158,7 @@ class HingeLoss(_PairLoss):
         margins = torch.relu(1 + signs * scores)
         if self.is_squared:
             margins = margins.square()
-        return (margins.sum() / len(scores),)
+        return (margins.sum() / max(1, len(scores)),)
 
 
 class SigmoidCrossEntropyLoss(_PairLoss):
@@ -217,10 +217,10 @@ class _Contrast(torch.autograd.Function):
         pull = -(room > 0).to(room.dtype) if is_legacy else -room / (distances + _DISTANCE_FLOOR)
         ctx.save_for_backward(difference, torch.where(is_like, torch.ones_like(pull), pull))
         terms = torch.where(is_like, squares, room if is_legacy else room.square())
-        return terms.sum() / (2 * len(squares))
+        return terms.sum() / (2 * max(1, len(squares)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         difference, pull = ctx.saved_tensors
-        return difference * (pull * (gradient / len(pull)))[:, None], None, None, None
+        return difference * (pull * (gradient / max(1, len(pull))))[:, None], None, None, None

@@ -62,7 +62,8 @@ class BatchNorm(Layer):
         else:
             y, mean, variance = _normalized(x, (0, *range(2, x.dim())), self.eps, eps_in_root=True)
         num_values = x.numel() // x.shape[1]
-        self._keep(mean.flatten(), variance.flatten() * (num_values / max(1, num_values - 1)))
+        if num_values:  # none behind a Filter that kept no sample
+            self._keep(mean.flatten(), variance.flatten() * (num_values / max(1, num_values - 1)))
         return (y,)
 
     @torch.no_grad()
@@ -129,7 +130,7 @@ class MVN(Layer):
         self.eps = spec.finite("mvn_param", "eps")
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rows = x.reshape(prod(x.shape[: self.num_lead]), -1)
+        rows = x.reshape(prod(x.shape[: self.num_lead]), prod(x.shape[self.num_lead :]))
         if self.normalizes_variance:
             y, _, _ = _normalized(rows, (1,), self.eps, eps_in_root=False)
         else:

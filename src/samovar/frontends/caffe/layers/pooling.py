@@ -227,7 +227,7 @@ def windows_of(
     below, right = (max(0, need - have) for need, have in zip(needed, x.shape[2:], strict=True))
     padded = F.pad(x, (0, right, 0, below))[:, :, : needed[0], : needed[1]]
     columns = F.unfold(padded, kernel, stride=stride)
-    return columns.reshape(len(x), x.shape[1], kernel[0] * kernel[1], -1)
+    return columns.reshape(len(x), x.shape[1], kernel[0] * kernel[1], columns.shape[2])
 
 
 def drawn(windows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
