@@ -16,6 +16,9 @@ from samovar.formats.caffe.schema import Message, message_class, packed_message_
 
 Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
 
+_ABSENT = np.empty(0, np.float32)
+_MOST_ABSENT = 16  # of one layer: Caffe's layers have at most 5 arrays
+
 _V1_TYPES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type
 
 
@@ -37,8 +40,10 @@ class StoredNet(NamedTuple):
 
 
 def read_caffemodel(path: Path) -> Weights:
-    """The arrays (float32, C order) of each layer that has any, in the file's order; see `read_stored_net`."""
-    return {layer.name: list(layer.blobs) for layer in read_stored_net(path).layers if layer.blobs}
+    """The arrays (float32, C order) of each layer that has any, in the file's order; see `read_stored_net`.
+    Caffe's HDF5 form leaves out arrays that a layer shares with one before: those have no values, shape (0,)."""
+    stored = _read_hdf5(path, _MOST_ABSENT) if is_hdf5(path) else read_stored_net(path)
+    return {layer.name: list(layer.blobs) for layer in stored.layers if layer.blobs}
 
 
 def read_stored_net(path: Path) -> StoredNet:
@@ -50,7 +55,7 @@ def read_stored_net(path: Path) -> StoredNet:
     caffemodel, is cut short, or shape and data disagree.
     """
     if is_hdf5(path):
-        return _read_hdf5(path)
+        return _read_hdf5(path, most_absent=0)
     content = read_binary(path, "caffemodel", MAX_BINARY_BYTES)
     try:
         net = packed_message_class("NetParameter").FromString(content)
@@ -94,16 +99,17 @@ def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
     return bytes(content)
 
 
-def _read_hdf5(path: Path) -> StoredNet:
+def _read_hdf5(path: Path, most_absent: int) -> StoredNet:
     layers: list[LayerRecord] = []
     with open_hdf5(path, "caffemodel") as file:
         for name, group in holders(group_of(file, "data", str(path)), str(path)).items():
             where = f"{path}: layer '{name}'"
-            indices = sorted(int(member) for member in group if member.isdecimal())
-            if indices != list(range(len(indices))):
-                raise InputError(f"{where}: has the arrays {indices}; those before are missing")
-            if indices:
-                blobs = [array_of(group, str(index), where) for index in indices]
+            held = {int(member) for member in group if member.isdecimal()}
+            length = max(held, default=-1) + 1
+            if length - len(held) > most_absent:
+                raise InputError(f"{where}: has the arrays {sorted(held)}; those before are missing")
+            if held:
+                blobs = [array_of(group, str(i), where) if i in held else _ABSENT for i in range(length)]
                 layers.append(LayerRecord(name, "", (), (), blobs))
     if not layers:
         raise InputError(f"{path}: holds no weights; give the .caffemodel.h5 of a snapshot, not a .solverstate.h5")

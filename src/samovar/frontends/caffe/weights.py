@@ -35,8 +35,9 @@ class MatchedWeights:
 def match_weights(net: CaffeNet, weights: Weights, path: Path) -> MatchedWeights:
     """Match the arrays of `weights`, read from `path`, to the parameters of `net`.
 
-    Shapes may differ by leading ones (files of 2014 store every array with four axes). Raises InputError if a layer
-    has another number of arrays or another shape in the file, if a value is not finite, and if no layer matches.
+    A layer may lack arrays that it shares with one before. Shapes may differ by leading ones (files of 2014 store every
+    array with four axes). Raises InputError if a layer has another number of arrays or another shape in the file, if a
+    value is not finite, and if no layer matches.
     """
     shapes = {info.name: tuple(info.parameter.shape) for info in net.parameter_infos}
     arrays: dict[str, npt.NDArray[np.float32]] = {}
@@ -57,13 +58,17 @@ def match_weights(net: CaffeNet, weights: Weights, path: Path) -> MatchedWeights
 def _match_layer(
     outline: LayerOutline, found: list[npt.NDArray[np.float32]], shapes: dict[str, Shape], path: Path
 ) -> dict[str, npt.NDArray[np.float32]]:
-    if len(found) != len(outline.parameter_names):
+    names = outline.parameter_names
+    held = [index for index, array in enumerate(found) if array.size]
+    is_lacking = any(name == f"{outline.name}/{index}" and index not in held for index, name in enumerate(names))
+    if is_lacking or len(found) > len(names):
         raise InputError(
-            f"{path}: layer '{outline.name}' has {len(found)} arrays, but {len(outline.parameter_names)} in "
+            f"{path}: layer '{outline.name}' has {len(held)} arrays, but {len(names)} in "
             "the net; compare bias_term of both nets, or rename the layer to keep its filler"
         )
     matched = {}
-    for index, (name, array) in enumerate(zip(outline.parameter_names, found, strict=True)):
+    for index in held:
+        name, array = names[index], found[index]
         shape, owners = outline.parameter_shapes[index], shapes[name]
         if _without_leading_ones(array.shape) not in (_without_leading_ones(shape), _without_leading_ones(owners)):
             raise InputError(

@@ -10,7 +10,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import read_mean
-from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel_hdf5, read_caffemodel
+from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel_hdf5, read_caffemodel, read_stored_net
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate_hdf5, read_solverstate
 
 Change = Callable[[h5py.File], None]
@@ -127,7 +127,7 @@ MODELS: dict[str, tuple[Change, str]] = {
         lambda file: file["data/ip"].create_dataset("0", (1 << 40,), "f4", chunks=(1 << 20,)) and None,
         r"'0' has shape \(1099511627776,\), which is 4398046511104 bytes, but holds 0",
     ),
-    "gap": (_set("data/ip/2", [1.0]), r"has the arrays \[1, 2\]; those before are missing"),
+    "gap": (_set("data/ip/100", [1.0]), r"has the arrays \[1, 100\]; those before are missing"),
     "circle": (_link_to_itself, "has groups deeper than 16"),
 }
 
@@ -142,6 +142,17 @@ def test_models_that_are_not_sound(tmp_path: Path, name: str) -> None:
 
     with pytest.raises(InputError, match=f"w.caffemodel.h5: .*{message}"):
         read_caffemodel(path)
+
+
+def test_arrays_that_a_layer_shares_may_be_missing_for_a_net_alone(tmp_path: Path) -> None:
+    """Caffe writes a shared array with the first of its layers. A layer without a net has them all."""
+    path = tmp_path / "w.caffemodel.h5"
+    with h5py.File(path, "w") as file:
+        file["data/ip/1"] = np.ones(3, np.float32)
+
+    assert [array.shape for array in read_caffemodel(path)["ip"]] == [(0,), (3,)]
+    with pytest.raises(InputError, match=r"layer 'ip': has the arrays \[1\]; those before are missing"):
+        read_stored_net(path)
 
 
 STATES: dict[str, tuple[Change, str]] = {

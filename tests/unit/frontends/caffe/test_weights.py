@@ -83,3 +83,30 @@ def test_a_layer_that_shares_all_is_not_missing(net_of: Callable[..., CaffeNet])
 
     assert list(matched.arrays) == ["a/0", "a/1"]
     assert matched.missing == ()
+
+
+def test_a_layer_may_lack_the_arrays_that_it_shares_and_no_others(net_of: Callable[..., CaffeNet]) -> None:
+    """So Caffe writes HDF5: ip2 shares ip1's weight, ip3 has its own arrays, ip4 shares ip3's bias."""
+    layer = (
+        'layer {{ name: "{0}" type: "InnerProduct" bottom: "data" top: "{0}" '
+        'param {{ name: "{1}" }} param {{ name: "{2}" }} inner_product_param {{ num_output: 3 }} }}'
+    )
+    names = [("a", "w", "b"), ("b", "w", ""), ("c", "", "c"), ("d", "", "c")]
+    net = net_of("".join(layer.format(*name) for name in names), {"data": (1, 3)})
+    absent = ones(0)
+    weights = {
+        "a": [ones(3, 3), ones(3)],
+        "b": [absent, 2 * ones(3)],
+        "c": [3 * ones(3, 3), 4 * ones(3)],
+        "d": [5 * ones(3, 3)],
+    }
+
+    matched = match_weights(net, weights, FILE)
+
+    assert {name: float(array.flat[0]) for name, array in matched.arrays.items()} == {
+        "a/0": 1, "a/1": 1, "b/1": 2, "c/0": 3, "c/1": 4, "d/0": 5,
+    }  # fmt: skip
+    assert matched.missing == ()
+    for lacking in ({"b": [ones(3, 3)]}, {"b": [ones(3, 3), absent]}, {"d": [absent, ones(3)]}):
+        with pytest.raises(InputError, match=r"layer '[bd]' has 1 arrays, but 2 in the net"):
+            match_weights(net, weights | lacking, FILE)
