@@ -123,7 +123,7 @@ class _Frame:
         if token == ":":
             self.colon = True
         elif token == "[":
-            self.in_list = self.colon
+            self.in_list = bool(self.name)
         elif token == "]":
             self.name, self.colon, self.in_list = "", False, False
         elif token in (",", ";"):

@@ -75,6 +75,22 @@ layer {
     assert layers[1].line_of("convolution_param", "num_output") == 10
 
 
+def test_places_of_a_list_of_messages_without_a_colon() -> None:
+    text = """layer [ { name: "one" }, {
+  name: "two" param [
+    { lr_mult: 1 },
+    { lr_mult: 2 }] } ]
+layer { name: "three" param [ ] }
+"""
+    parsed = parse_text(text, NET, "NetParameter")
+
+    assert [layer.name for layer in parsed.message.layer] == ["one", "two", "three"]
+    layers = parsed.places.fields["layer"]
+    assert [place.line for place in layers] == [1, 1, 5]
+    assert layers[1].line_of("name") == 2
+    assert [place.line for place in layers[1].fields["param"]] == [3, 4]
+
+
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.prototxt: no such prototxt file \(looked from "):
         read_text(tmp_path / "nothing.prototxt", "NetParameter")
