@@ -140,6 +140,34 @@ def test_loss_of_a_smaller_batch_than_built_for(net_of: Callable[..., CaffeNet])
     np.testing.assert_allclose(float(output.scalars["(automatic)"]), np.log(3), rtol=1e-6)
 
 
+def test_a_second_top_of_infogain_holds_the_probabilities_without_gradient(net_of: Callable[..., CaffeNet]) -> None:
+    """BVLC Caffe gives SoftmaxWithLoss none: its inner softmax takes over both loss weights, for one top."""
+    net = net_of(
+        'layer { name: "x" type: "InfogainLoss" bottom: "data" bottom: "l" bottom: "h" top: "loss" top: "p" '
+        "loss_weight: 2 loss_weight: 0 infogain_loss_param { axis: 2 } }",
+        {"data": (2, 3, 5), "l": (2, 3), "h": (5, 5)},
+    )
+    scores = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    labels = torch.tensor([[0, 4, 2], [1, 1, 3]])
+
+    loss, outputs = net.run({"data": scores, "l": labels, "h": torch.eye(5)})
+
+    probabilities = torch.softmax(scores, 2)
+    expected = -2 * probabilities.gather(2, labels[:, :, None]).log().mean()
+    torch.testing.assert_close(outputs["p"], probabilities.detach())
+    torch.testing.assert_close(loss, expected)
+    assert not outputs["p"].requires_grad
+
+
+@pytest.mark.parametrize("weights", ["", "loss_weight: 1", "loss_weight: 1 loss_weight: 1"])
+def test_a_second_top_needs_a_weight_of_zero(net_of: Callable[..., CaffeNet], weights: str) -> None:
+    with pytest.raises(InputError, match=r"layer 'x': a second top .* needs loss_weight: 1 loss_weight: 0"):
+        net_of(
+            f'layer {{ name: "x" type: "InfogainLoss" bottom: "data" bottom: "l" top: "loss" top: "p" {weights} }}',
+            {"data": (2, 5), "l": (2,)},
+        )
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "is_uneven"),
     [

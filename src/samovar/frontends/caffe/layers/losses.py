@@ -44,10 +44,12 @@ class InfogainLoss(Classification):
     """loss = -sum over k of H[label, k] log(max(softmax(x)[k], 1e-20)) / normalizer.
 
     H (classes, classes) is the third bottom, or comes from the binaryproto `source`; it gets no gradient. Labels
-    that are `ignore_label` do not count; normalizer as in SoftmaxWithLoss. The gradient ignores the floor.
+    that are `ignore_label` do not count; normalizer as in SoftmaxWithLoss. The gradient ignores the floor. A second top
+    holds softmax(x), without a gradient.
     """
 
     num_bottoms = (2, 3)
+    num_tops = (1, 2)
     makes_own_top = True
     default_loss_weight = 1.0
     settings = ("infogain_loss_param", "softmax_param", "loss_param")
@@ -58,7 +60,10 @@ class InfogainLoss(Classification):
         self.check_labels(spec, scores, bottom_shapes[1])
         self.normalizer = LossNormalizer.of(spec, default=VALID)
         self.is_uneven = self.normalizer.is_uneven
-        self.top_shapes = [()]
+        weights = spec.message.loss_weight
+        if len(spec.tops) == 2 and (len(weights) != 2 or weights[1]):
+            raise spec.error("a second top (the probabilities) needs loss_weight: 1 loss_weight: 0; add both", "top")
+        self.top_shapes = [(), scores][: max(1, len(spec.tops))]
         matrix = None if len(bottom_shapes) == 3 else self._read_matrix()
         shape = bottom_shapes[2] if matrix is None else tuple(matrix.shape)
         num_classes = scores[self.axis]
@@ -88,7 +93,8 @@ class InfogainLoss(Classification):
         terms = weights * logarithms
         if valid is not None:
             terms = terms * valid
-        return (-terms.sum() / self.normalizer.of_labels(len(labels), labels.numel(), valid),)
+        loss = -terms.sum() / self.normalizer.of_labels(len(labels), labels.numel(), valid)
+        return (loss,) if len(self.top_shapes) == 1 else (loss, torch.softmax(bottoms[0].detach(), self.axis))
 
 
 def _floored(values: torch.Tensor, least: float) -> torch.Tensor:
