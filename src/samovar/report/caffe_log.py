@@ -26,6 +26,7 @@ from samovar.report.records import (
 )
 
 _INDEX = re.compile(r"\[\d+\]$")
+_AUTOMATIC = "(automatic)"  # the top of a loss without a top: Caffe does not count it as an output
 _MIN_NAME_WIDTH = 10
 _VALUE_PLACES = {
     "top": "net.cpp:593",
@@ -76,7 +77,7 @@ class CaffeLog:
             case Tested():
                 self._tested(record)
             case TestedBatch():
-                for name, value in record.outputs.items():
+                for name, value in _shown(record.outputs).items():
                     self.entry("caffe.cpp:304", f"Batch {record.batch}, {_blob(name)} = {_number(value)}")
             case Timed():
                 self._timed(record)
@@ -108,7 +109,7 @@ class CaffeLog:
     def _tested(self, tested: Tested) -> None:
         if self._command == "test":
             self.entry("caffe.cpp:309", f"Loss: {_number(tested.loss or 0.0)}")
-            for name, value in tested.outputs.items():
+            for name, value in _shown(tested.outputs).items():
                 self.entry("caffe.cpp:321", _output(name, value, tested.loss_weights))
             return
         self.entry("solver.cpp:347", f"Iteration {tested.step}, Testing net (#{tested.net})")
@@ -119,7 +120,7 @@ class CaffeLog:
         self._outputs("solver.cpp:414", "Test", tested.outputs, tested.loss_weights)
 
     def _outputs(self, place: str, what: str, outputs: Mapping[str, float], loss_weights: Mapping[str, float]) -> None:
-        for index, (name, value) in enumerate(outputs.items()):
+        for index, (name, value) in enumerate(_shown(outputs).items()):
             self.entry(place, f"    {what} net output #{index}: {_output(name, value, loss_weights)}")
 
     def _snapshot(self, model: str) -> None:
@@ -158,6 +159,10 @@ class CaffeLog:
         else:
             self.entry("solver.cpp:319", "Optimization stopped early.")
         self.entry("caffe.cpp:250", "Optimization Done.")
+
+
+def _shown(outputs: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in outputs.items() if not name.startswith(_AUTOMATIC)}
 
 
 def _output(name: str, value: float, loss_weights: Mapping[str, float]) -> str:

@@ -65,6 +65,16 @@ def test_lines_of_an_iteration() -> None:
     ]
 
 
+def test_a_loss_without_a_top_is_not_an_output() -> None:
+    outputs = {"(automatic)": 0.5, "(automatic) 2": 0.25, "side": 1.0}
+    told = replace(ITERATED, outputs=outputs)
+    assert [text for text in text_of(told) if "output" in text] == ["    Train net output #0: side = 1"]
+    tested = replace(TESTED, outputs=outputs)
+    assert text_of(tested)[1:] == ["    Test net output #0: side = 1"]
+    assert text_of(replace(TESTED_BATCH, outputs=outputs), command="test") == ["Batch 2, side = 1"]
+    assert text_of(tested, command="test")[1:] == ["side = 1"]
+
+
 def test_values_of_a_pass() -> None:
     """Caffe shows the sums over the net as an error; those of a test come behind its head."""
     top, every = (line.partition(" ")[0][:1] + line.partition(" net.cpp")[2] for line in log_of(VALUED).splitlines())
