@@ -44,6 +44,9 @@ def check_filler(spec: LayerSpec, filler: Message, shape: Shape, *field: str) ->
         raise spec.error("filler needs finite settings, min <= max and std above 0", *field)
     if filler.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):
         raise spec.error(f"bilinear filler needs a square 2-D kernel; the weight is {shape}", *field)
+    if not shape and (filler.type in ("xavier", "msra", "positive_unitball") or filler.sparse != -1):
+        allowed = "constant, gaussian without sparse, and uniform"
+        raise spec.error(f"{filler.type} filler needs a weight with axes; a single value takes {allowed}", *field)
 
 
 def _seeded(name: str) -> torch.Generator:

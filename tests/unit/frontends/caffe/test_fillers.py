@@ -134,3 +134,15 @@ BAD = [
 def test_refused_fillers(net_of: BuildNet, filler: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"net.prototxt:2: layer 'x': .*{message}"):
         weight(net_of, filler)
+
+
+@pytest.mark.parametrize("filler", ['"xavier"', '"msra"', '"positive_unitball"', '"gaussian" sparse: 1'])
+@pytest.mark.parametrize("layer", ["PReLU channel_shared: true filler", "Scale num_axes: 0 filler"])
+def test_a_single_value_has_no_axes_for_these_fillers(net_of: BuildNet, layer: str, filler: str) -> None:
+    kind, settings = layer.split(" ", 1)
+    head = f'layer {{ name: "x" type: "{kind}" bottom: "data" top: "y"\n{kind.lower()}_param {{ {settings}'
+
+    net = net_of(f'{head} {{ type: "gaussian" std: 2 }} }} }}', {"data": (2, 3)})
+    assert net.parameter_infos[0].parameter.shape == ()
+    with pytest.raises(InputError, match=r"net.prototxt:3: layer 'x': \w+ filler needs a weight with axes; a single"):
+        net_of(f"{head} {{ type: {filler} }} }} }}", {"data": (2, 3)})
