@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from samovar.core.errors import InputError
 from samovar.frontends.caffe.net import CaffeNet
 
 BuildNet = Callable[..., CaffeNet]
@@ -237,6 +238,21 @@ def test_the_loss_of_a_batch_without_samples_is_zero(net_of: BuildNet, loss: str
     gradients = [info.parameter.grad for info in net.parameter_infos]
     assert not any(gradient.any() for gradient in gradients if gradient is not None)
     assert not any(info.parameter.any() for info in net.parameter_infos if info.is_statistic)
+
+
+def test_the_last_part_of_a_batch_is_what_is_left(net_of: BuildNet) -> None:
+    net = net_of(
+        'layer { name: "x" type: "Slice" bottom: "data" top: "a" top: "b" slice_param { axis: 0 slice_point: 2 } }',
+        {"data": (4, 3)},
+    )
+
+    for size in (3, 4, 7):
+        data = torch.arange(size * 3.0).reshape(size, 3)
+        parts = net({"data": data}).scalars
+        assert torch.equal(parts["a"], data[:2])
+        assert torch.equal(parts["b"], data[2:])
+    with pytest.raises(InputError, match=r"net\.prototxt:2: layer 'x': slice_point: 2, but axis 0 has 2 values; give"):
+        net({"data": torch.zeros(2, 3)})
 
 
 def test_silence_leaves_no_output(net_of: BuildNet) -> None:

@@ -37,7 +37,8 @@ class Concat(Layer):
 
 
 class Slice(Layer):
-    """The bottom cut along `axis` at `slice_point`, or into equal parts; one top a part."""
+    """The bottom cut along `axis` at `slice_point`, or into equal parts; one top a part.
+    On the axis of samples the last part is what is left of a batch."""
 
     num_tops = (1, _MANY)
     memory_order = KEPT
@@ -48,8 +49,7 @@ class Slice(Layer):
         shape = bottom_shapes[0]
         self.axis = axis = _axis(spec, shape, "slice_param", "slice_dim")
         self.mixes_samples = axis == 0
-        points = list(spec.message.slice_param.slice_point)
-        self.is_even = not points
+        self.points = points = list(spec.message.slice_param.slice_point)
         self.sizes = self._at_points(shape[axis], points) if points else self._even(shape[axis])
         self.top_shapes = [(*shape[:axis], size, *shape[axis + 1 :]) for size in self.sizes]
 
@@ -77,9 +77,11 @@ class Slice(Layer):
         return [size // num_tops] * num_tops
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.is_even:
-            return torch.tensor_split(x, len(self.sizes), self.axis)
-        return torch.split(x, self.sizes, self.axis)
+        size, points = x.shape[self.axis], self.points
+        if points and size <= points[-1]:
+            reason = f"slice_point: {points[-1]}, but axis {self.axis} has {size} values; give a larger batch"
+            raise self.spec.error(reason, "slice_param.slice_point")
+        return torch.tensor_split(x, points or len(self.sizes), self.axis)
 
 
 class Crop(Layer):
