@@ -154,7 +154,8 @@ def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode:
 def _introduce(given: CaffeFlags, solver: CaffeSolver, log: CaffeLog) -> None:
     parameters = read_text(solver.path, "SolverParameter", FOREIGN_FIELDS).message
     log.entry("solver.cpp:45", f"Initializing solver from parameters: \n{parameters}".rstrip())
-    log.entry("solver.cpp:102", f"Creating training net from {solver.net.origin}")
+    place = f"from {solver.net.origin}" if solver.net.text is None else f"specified in {solver.net.origin}."
+    log.entry("solver.cpp:102", f"Creating training net {place}")
     weights = () if given.snapshot is not None else given.weights or solver.weights
     _finetuning(log, weights)
     for number, test in enumerate(solver.test_nets):

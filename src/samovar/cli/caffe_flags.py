@@ -50,7 +50,7 @@ class CaffeFlags:
 
 
 def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
-    """The command and its flags: `-flag value`, `-flag=value`, with one dash or two, the last one wins.
+    """The command and its flags: `-flag value`, `-flag=value`, one dash or two; the last wins, and empty text is none.
 
     Raises InputError for an unknown command or flag, and for a value that the flag cannot have.
     """
@@ -105,10 +105,8 @@ def _unknown(word: str, name: str, known: list[str]) -> str:
     return f"{word}: samovar caffe has no such flag; {nearest(f'-{name}', [f'-{flag}' for flag in known])}"
 
 
-def _path(name: str, value: str) -> Path:
-    if not value:
-        raise InputError(f"-{name} is empty; give a file")
-    return Path(value)
+def _path(_name: str, value: str) -> Path | None:
+    return Path(value) if value else None
 
 
 def _text(_name: str, value: str) -> str:
@@ -162,9 +160,9 @@ def _effect(name: str, value: str) -> SignalEffect:
 _READERS: dict[str, Callable[[str, str], object]] = {
     "solver": _path,
     "model": _path,
-    "weights": lambda _name, value: parse_weights(value),
+    "weights": lambda _name, value: parse_weights(value) if value else (),
     "snapshot": _path,
-    "gpu": _text,
+    "gpu": lambda _name, value: value or None,
     "iterations": _count,
     "phase": _phase,
     "level": _number,

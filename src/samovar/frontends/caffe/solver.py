@@ -98,7 +98,7 @@ def _sources(text: TextMessage, field: str) -> Iterator[NetSource]:
         place = _place_of(text, field, index)
         if isinstance(item, str):
             path = find_named(item, text.path, f"{text.path}:{place.line}: {field}")
-            yield NetSource(path, f"{'test_net' if field == 'test_net' else 'net'} file: {item}")
+            yield NetSource(path, f"{field} file: {item}")
         else:
             yield NetSource(text.path, field, TextMessage(text.path, item, place))
 
