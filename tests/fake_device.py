@@ -53,6 +53,12 @@ class Away(torch.Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.inner.untyped_storage()
+
+    def set_(self, *given: Any) -> "Away":  # type: ignore[override]
+        return Away(self.inner.set_(*given))
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

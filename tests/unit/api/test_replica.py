@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 import samovar
@@ -98,6 +99,23 @@ def test_weights_keep_their_memory_format(team: ProcessGroup) -> None:
     replica_of(team, model, sgd(model), "local-sgd")
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "shm-easgd"])
+def test_tools_that_look_for_tied_weights_save_every_tensor(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
+    """They take tensors of one storage for tied ones, and the weights of all parameters are one buffer."""
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[2].weight = model[1].weight
+    replica = replica_of(team, model, sgd(model), strategy)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    save_model(model, tmp_path / "model.safetensors")
+    replica.close()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    load_model(model, tmp_path / "model.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    assert len({value.untyped_storage().data_ptr() for value in model.state_dict().values()}) == len(saved) - 1
 
 
 def test_a_model_belongs_to_one_replica(team: ProcessGroup) -> None:

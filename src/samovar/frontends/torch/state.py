@@ -35,7 +35,7 @@ class FlatWeights:
         for name, parameter in self._adopted.items():
             view = self._near.view(name)
             view.copy_(parameter.data)
-            parameter.data = view
+            parameter.data = _apart(view)
         self.gather()
 
     def gather(self) -> None:
@@ -103,6 +103,13 @@ def staged(parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array 
     """A buffer in `array`, float32 (N,), with a copy near the parameters if they are on a device and it is not."""
     flat = FlatBuffer(layout, array)
     return StagedBuffer(flat, None if flat.is_near else device_of(parameters))
+
+
+def _apart(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as a storage of its own: tools that save weights take tensors of one storage for tied ones."""
+    start, size = view.storage_offset() * view.element_size(), view.numel() * view.element_size()
+    own = view.untyped_storage()[start : start + size]
+    return torch.empty(0, dtype=view.dtype, device=view.device).set_(own, 0, view.shape, view.stride())
 
 
 def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
