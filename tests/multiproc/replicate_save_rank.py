@@ -272,6 +272,14 @@ def mixed(run: Run) -> None:
     run.replica.load(path if run.replica.is_first else later)
 
 
+def does_not_fit_on_one_rank(run: Run) -> None:
+    state = run.replica.state_dict()
+    name, weight = next(iter(state["model"].items()))
+    if run.replica.is_first:
+        state["model"][name] = weight[:1].clone()
+    run.replica.load_state_dict(state)
+
+
 def distributed_alone(run: Run) -> None:
     dcp.save({"replica": samovar.DistributedState(run.replica)}, checkpoint_id=FOLDER / "alone_dcp")
 
@@ -321,6 +329,7 @@ MISTAKES = (
     damaged,
     of_another_kind,
     mixed,
+    does_not_fit_on_one_rank,
     distributed_alone,
     distributed_cannot_be_saved,
     distributed_missing,

@@ -24,7 +24,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.saving import read_part
 from samovar.api.shards import Shard
-from samovar.api.state import checked, from_arrays, num_tensors, to_arrays
+from samovar.api.state import checked, from_arrays, num_tensors, require_fitting, to_arrays
 from samovar.checkpoint.one_file import Save
 from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError
@@ -200,6 +200,7 @@ class ElasticReplica(Replica):
         if self._step:
             raise SamovarError("load_state_dict(): an elastic job loads a state before its first step; call it there")
         state, _ = checked(state, self.rank, -1, self.config.name)
+        require_fitting(state, self._model, self._optimizers)
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         with torch.no_grad():

@@ -21,7 +21,7 @@ from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
 from samovar.api.shards import Shard, Shards
-from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, to_arrays
+from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.errors import InputError, SamovarError
@@ -263,7 +263,7 @@ class Replica(Checkpoints, FigureCalls):
             "strategy": self.config.name,
             "step": self._step,
             **self._shards.state_dict(),
-            "model": {name: value.detach().clone() for name, value in self._model.state_dict().items()},
+            "model": from_arrays(dict(self._model.state_dict())),
             "optimizer": from_arrays(self._optimizers.state_dict()),
             "strategy_state": strategy_state,
             "center": self._exchange.center(),
@@ -284,9 +284,10 @@ class Replica(Checkpoints, FigureCalls):
         self._meet_at_center("load_state_dict()", float(state.get("run", 0.0)))
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
-        self._model.load_state_dict(state["model"])
+        self._together(lambda: require_fitting(state, self._model, self._optimizers))
         self._optimizers.load_state_dict(state["optimizer"])
         with_momentum(self.config, self._optimizers, self.world_size)
+        self._model.load_state_dict(state["model"])
         self._run = state.get("run", self._run)
         if not is_own:
             self._take_common_weights(state["center"])

@@ -11,6 +11,7 @@ from torch import nn
 from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
+from samovar.frontends.torch.optimizers import Optimizers
 
 _FIELDS = ("rank", "world_size", "strategy", "step", "epochs", "model", "optimizer", "strategy_state", "center")
 
@@ -34,6 +35,21 @@ def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str)
             "what it saved itself"
         )
     return state, is_own
+
+
+def require_fitting(state: Mapping[str, Any], model: nn.Module, optimizers: Optimizers) -> None:
+    """Raises InputError if the state is of another model, or of other optimizers."""
+    found, here = (
+        {name: tuple(np.shape(value)) for name, value in tensors.items() if not name.endswith("_extra_state")}
+        for tensors in (state["model"], model.state_dict())
+    )
+    if differing := [name for name in here | found if here.get(name) != found.get(name)]:
+        there, own = (shapes.get(differing[0], "missing") for shapes in (found, here))
+        raise InputError(
+            f"load_state_dict: the state is of another model: the shape of {differing[0]!r} is {there} there, and {own} "
+            "here; build the model of the run that saved it"
+        )
+    optimizers.require_fitting(state["optimizer"])
 
 
 def identity_of(state: Mapping[str, Any]) -> float:
@@ -70,7 +86,7 @@ def from_arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: from_arrays(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(from_arrays(item) for item in value)
+        return (tuple if isinstance(value, tuple) else list)(map(from_arrays, value))  # a named one, too
     return value
 
 

@@ -16,6 +16,7 @@ from torch import nn
 import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.api.state import from_arrays
 from samovar.core.errors import InputError, NotFinite
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
@@ -75,6 +76,29 @@ def test_state_is_made_of_plain_tensors_and_numbers(team: ProcessGroup, strategy
     replica.load_state_dict(state)
     assert torch.equal(weight, saved)
     assert replica.step_count == 3
+
+
+class WithExtraState(nn.Linear):
+    """A layer with state that is neither a parameter nor a buffer, as torch's `get_extra_state` describes it."""
+
+    seen: Any = {"count": 3, "shape": torch.Size([2, 1]), "sums": torch.ones(2)}
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+def test_extra_state_of_a_module_is_saved_and_loaded(team: ProcessGroup, tmp_path: Path) -> None:
+    model = nn.Sequential(WithExtraState(3, 2), nn.Linear(2, 2))
+    replica = replica_of(team, model, sgd(model))
+    replica.save(tmp_path / "state", torch.max(torch.ones(2), 0))
+    extra = replica.load(tmp_path / "state")
+    loaded = model[0].seen
+    assert loaded is not WithExtraState.seen
+    assert (loaded["count"], tuple(loaded["shape"]), loaded["sums"].tolist()) == (3, (2, 1), [1.0, 1.0])
+    assert [value.item() for value in extra] == [1.0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.bool])
@@ -219,6 +243,55 @@ def test_a_state_with_another_momentum_is_refused(team: ProcessGroup) -> None:
     state = replica_of(team, model, sgd(model), "sync").state_dict()
     with pytest.raises(InputError, match=r"async-sgd: the optimizer has momentum 0\.9"):
         replica_of(team, other, sgd(other, 0.0), "async-sgd").load_state_dict(state)
+    assert not torch.equal(other.weight, model.weight)
+
+
+def _of_another_shape() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
+    return model, sgd(model)
+
+
+def _of_other_groups() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    return model, torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.1, momentum=0.9)
+
+
+def _of_another_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (_of_another_shape, r"the shape of '1\.weight' is \(2, 2\) there, and \(5, 2\) here; build the model"),
+        (_of_other_groups, r"not of SGD: .* groups of \[\[4\]\] parameters and lack \[\], and here are groups of \[\[2, 2\]\]"),
+        (_of_another_optimizer, r"not of AdamW: .* parameters and lack \['betas', 'eps'\], .* give replicate those"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_loaded(
+    team: ProcessGroup, made: Any, sentence: str, tmp_path: Path
+) -> None:
+    saved = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    replica_of(team, saved, sgd(saved)).save(tmp_path / "state")
+    model, optimizer = made()
+    before = from_arrays([model.state_dict(), optimizer.state_dict()["param_groups"]])
+    with pytest.raises(InputError, match=sentence) as refused:
+        replica_of(team, model, optimizer).load(tmp_path / "state")
+    assert "\n" not in str(refused.value)
+    assert optimizer.state_dict()["param_groups"] == before[1]
+    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
+
+
+def test_a_schedulers_settings_and_a_switch_that_torch_has_added_do_not_keep_a_state_out(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = replica_of(team, model, optimizer).state_dict()
+    del state["optimizer"]["param_groups"][0]["fused"]
+    other = nn.Linear(3, 2)
+    replica_of(team, other, sgd(other)).load_state_dict(state)
+    assert torch.equal(other.weight, model.weight)
 
 
 def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:

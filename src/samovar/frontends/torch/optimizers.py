@@ -95,14 +95,22 @@ class Optimizers:
         states = [optimizer.state_dict() for optimizer in self.all]
         return states[0] if len(states) == 1 else {"optimizers": states}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        states = state.get("optimizers", [state])
-        if len(states) != len(self.all):
+    def require_fitting(self, state: Mapping[str, Any]) -> None:
+        """Raises InputError if the state is of other optimizers, or of other groups of parameters."""
+        states = [own["param_groups"] for own in state.get("optimizers", [state])]
+        all_groups = (states, [optimizer.param_groups for optimizer in self.all])
+        there, here = ([[len(group["params"]) for group in groups] for groups in each] for each in all_groups)
+        # Torch adds switches in new versions, and gives them to an older state.
+        needed = [{name for name, it in o.defaults.items() if not isinstance(it, bool | None)} for o in self.all]
+        lacking = sorted(set().union(*(names.difference(*own) for names, own in zip(needed, states, strict=False))))
+        if there != here or lacking:
             raise InputError(
-                f"load_state_dict: the state is of {len(states)} optimizer(s), and this replica has {len(self.all)}; "
-                "give replicate the optimizers of the run that saved it"
+                f"load_state_dict: the state is not of {self.title}: its optimizers have groups of {there} parameters "
+                f"and lack {lacking}, and here are groups of {here}; give replicate those of the run that saved it"
             )
-        for optimizer, own in zip(self.all, states, strict=True):
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for optimizer, own in zip(self.all, state.get("optimizers", [state]), strict=True):
             optimizer.load_state_dict(dict(own))
 
     def require_same_parameters(self) -> None:
