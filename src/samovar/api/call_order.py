@@ -37,7 +37,7 @@ class CallOrder:
             )
         raise SamovarError(
             f"step(): rank {self._rank}: there was no replica.backward() since the last step, so gradients were not "
-            "exchanged; call replica.backward(loss) in place of loss.backward()"
+            "exchanged; call replica.backward(loss) in place of loss.backward(), and before step()"
         )
 
     def require_steps(self, what: str) -> None:

@@ -131,6 +131,8 @@ class Replica(Checkpoints, FigureCalls):
 
     def _backward(self, more: bool, backward: BackwardPass) -> None:
         self._require_training("backward()")
+        if self._optimizers.is_allowed:
+            raise SamovarError("backward() inside step(): its function only updates weights; call backward() before")
         self._optimizers.require_same_parameters()
         backward = backward.inside(self._figures.run_backward)
         self._exchange.backward(backward if more else self._figures.paced(backward), self._step, more)

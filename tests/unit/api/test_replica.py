@@ -17,7 +17,7 @@ import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.state import from_arrays
-from samovar.core.errors import InputError, NotFinite
+from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
 from samovar.strategies.catalog import STRATEGIES
@@ -162,6 +162,21 @@ def test_step_takes_a_function(team: ProcessGroup) -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="got a int; give nothing, or a function"):
         replica_of(team, model, sgd(model)).step(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        ("local-sgd", r"backward\(\) inside step\(\): its function only updates weights; call backward\(\) before"),
+        ("sync", r"in place of loss\.backward\(\), and before step\(\)"),
+    ],
+)
+def test_a_backward_pass_in_the_function_of_step_is_refused(team: ProcessGroup, strategy: str, sentence: str) -> None:
+    """As with torch's closures: the exchange of its gradients would come too late."""
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, sgd(model), strategy)
+    with pytest.raises(SamovarError, match=sentence):
+        replica.step(lambda: replica.backward(model(torch.ones(1, 3)).sum()))
 
 
 def test_parameters_that_share_memory_are_refused_where_weights_move(team: ProcessGroup) -> None:

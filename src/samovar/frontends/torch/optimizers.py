@@ -32,7 +32,7 @@ class Optimizers:
 
     def __init__(self, given: Given) -> None:
         self.all = _checked(given)
-        self._is_allowed = False
+        self.is_allowed = False
         self._hooks: list[RemovableHandle] = []
         self._num_parameters = 0
         self._frozen: list[nn.Parameter] = []
@@ -80,11 +80,11 @@ class Optimizers:
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """A context in which they may step."""
-        self._is_allowed = True
+        self.is_allowed = True
         try:
             yield
         finally:
-            self._is_allowed = False
+            self.is_allowed = False
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         # Reading a missing entry of an optimizer's defaultdict would make one.
@@ -131,7 +131,7 @@ class Optimizers:
         return sum(len(group["params"]) for group in self.param_groups)
 
     def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._is_allowed:
+        if not self.is_allowed:
             raise SamovarError(
                 f"{type(optimizer).__name__}.step() was called outside of replica.step(), and would have no exchange; "
                 "call replica.step(), or replica.step(lambda: scaler.step(optimizer)) if something calls it for you"
