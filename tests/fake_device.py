@@ -56,7 +56,7 @@ class Away(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.inner.untyped_storage()
 
-    def set_(self, *given: Any) -> "Away":  # type: ignore[override]
+    def set_(self, *given: Any) -> "Away":
         return Away(self.inner.set_(*given))
 
     def tolist(self) -> Any:

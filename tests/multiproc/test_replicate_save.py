@@ -91,7 +91,7 @@ MISTAKES = {
     "damaged": "is damaged: tensor",
     "of_another_kind": "other.safetensors is not a checkpoint",
     "mixed": "give every rank the file that it saved, all of one save",
-    "does_not_fit_on_one_rank": "load_state_dict: the state is of another model: the shape of",
+    "does_not_fit_on_one_rank": "load_state_dict: the state is of another model: shape of",
     "distributed_alone": "torch.distributed.checkpoint sees no process group",
     "distributed_cannot_be_saved": "kind is a type; a checkpoint holds numbers, strings",
     "distributed_missing": "No such file or directory; give the folder",

@@ -146,8 +146,8 @@ class RankCalls:
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order; None for a rank whose data ended.
 
-        A value may be a number, a string, None, or a list or dict of these. Tuples become lists. Nothing is pickled.
-        Raises InputError for another object.
+        A value may be a number, a string, None, or a list or dict of these. Tuples become lists, and a dict's keys
+        become strings. Nothing is pickled. Raises InputError for another object.
         """
         return self._reductions.gather(value)
 

@@ -26,7 +26,7 @@ from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.neighbours import claim, keep_alone, let_go, release
+from samovar.frontends.torch.neighbours import LoadHook, claim, keep_alone, let_go, release
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import (
     device_of,
@@ -78,7 +78,7 @@ class Replica(Checkpoints, FigureCalls):
         super().__init__(processes, self._announcer.among(processes))
         wanted = (wanted or FiguresWanted()).of_replica(self._announcer.number)
         self._figures = ReplicaFigures(processes, self.config, wanted, optimizers.learning_rate)
-        self._run = 0.0
+        self._run, self._loads = 0.0, LoadHook()
         self._exchange: Exchange = NoExchange()
         with ExitStack() as closing:
             closing.callback(self._writer.settle)
@@ -90,7 +90,7 @@ class Replica(Checkpoints, FigureCalls):
         self._checks = WeightChecks(model, self._parameters, optimizers, *of_run)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
         self._shards, self._step = Shards(), 0
-        self._is_evaluating = self._is_finished = self._is_closed = False
+        self._is_finished = self._is_closed = False
 
     @property
     def device(self) -> torch.device:
@@ -200,8 +200,8 @@ class Replica(Checkpoints, FigureCalls):
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
             stack.enter_context(self._buffers.mean())
-            self._is_evaluating = True
-            stack.callback(setattr, self, "_is_evaluating", False)
+            self._loads.is_open = True
+            stack.callback(setattr, self._loads, "is_open", False)
             stack.callback(self._figures.skip)
             yield
 
@@ -289,7 +289,9 @@ class Replica(Checkpoints, FigureCalls):
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
         self._optimizers.load_state_dict(state["optimizer"])
         with_momentum(self.config, self._optimizers, self.world_size)
+        self._loads.is_open = True
         self._model.load_state_dict(state["model"])
+        self._loads.is_open = False
         self._run = state.get("run", self._run)
         if not is_own:
             self._take_common_weights(state["center"])
@@ -342,29 +344,30 @@ class Replica(Checkpoints, FigureCalls):
         closing.callback(self._optimizers.release)
         keep_alone(model)
         closing.callback(let_go, model)
+        has_center = config.needs_center or any(config.traits.setting(name) for name in ("moving_rate", "outer_rate"))
+        modules: Any = model.modules() if has_center else ()
+        for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):
+            closing.callback(module.register_load_state_dict_pre_hook(self._loads).remove)
         closing.callback(self._figures.close)
         self._figures.begin(self._announcer, model)
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         collectives = self._figures.traced(self._team.collectives_for(self.config, device_of(parameters)))
-        made = (self._optimizers, collectives, self.config, self._announcer, closing)
-        return exchange_in_step(parameters, *made)
+        return exchange_in_step(parameters, self._optimizers, collectives, self.config, self._announcer, closing)
 
     def _with_center(
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None, closing: ExitStack
     ) -> Exchange:
         """The exchange with a center. The number of workers that share it gives the settings that are left out."""
-        shared = SharedCenter(
-            self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._figures
-        )
+        of_this = (layout_of(parameters), box, self._announcer.deadline, self._figures)
+        shared = SharedCenter(self._team, self.config, *of_this)
         closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
+        made = (self._step_group, config, self._announcer, shared, closing)
         if config.traits.in_groups:
-            return HybridExchange(
-                parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing
-            )
-        return CenterExchange(parameters, self._step_group, config, self._announcer, shared, closing)
+            return HybridExchange(parameters, self._optimizers, *made)
+        return CenterExchange(parameters, *made)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())
@@ -377,11 +380,11 @@ class Replica(Checkpoints, FigureCalls):
         """The weights that `evaluating` shows stay in the model."""
         self._figures.end()
         keep(self._model, self.evaluating())
-        self._is_finished = True
+        self._is_finished = self._loads.is_open = True
         self._optimizers.release()
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:
             raise SamovarError(f"{what}: finish() has ended training; make another model and replica to train more")
-        if self._is_evaluating:
+        if self._loads.is_open:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")

@@ -43,12 +43,12 @@ def require_fitting(state: Mapping[str, Any], model: nn.Module, optimizers: Opti
         {name: tuple(np.shape(value)) for name, value in tensors.items() if not name.endswith("_extra_state")}
         for tensors in (state["model"], model.state_dict())
     )
-    if differing := [name for name in here | found if here.get(name) != found.get(name)]:
-        there, own = (shapes.get(differing[0], "missing") for shapes in (found, here))
-        raise InputError(
-            f"load_state_dict: the state is of another model: the shape of {differing[0]!r} is {there} there, and {own} "
-            "here; build the model of the run that saved it"
-        )
+    for name in here | found:
+        if here.get(name) != found.get(name):
+            raise InputError(
+                f"load_state_dict: the state is of another model: shape of {name!r}: {found.get(name, 'missing')} "
+                f"there, {here.get(name, 'missing')} here; build the model of the run that saved it"
+            )
     optimizers.require_fitting(state["optimizer"])
 
 

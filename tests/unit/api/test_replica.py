@@ -1,10 +1,13 @@
 """`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
 
+import copy
 import io
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +84,9 @@ def test_state_is_made_of_plain_tensors_and_numbers(team: ProcessGroup, strategy
 class WithExtraState(nn.Linear):
     """A layer with state that is neither a parameter nor a buffer, as torch's `get_extra_state` describes it."""
 
-    seen: Any = {"count": 3, "shape": torch.Size([2, 1]), "sums": torch.ones(2)}
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.seen: Any = {"count": 3, "shape": torch.Size([2, 1]), "sums": torch.ones(2)}
 
     def get_extra_state(self) -> Any:
         return self.seen
@@ -91,12 +96,13 @@ class WithExtraState(nn.Linear):
 
 
 def test_extra_state_of_a_module_is_saved_and_loaded(team: ProcessGroup, tmp_path: Path) -> None:
-    model = nn.Sequential(WithExtraState(3, 2), nn.Linear(2, 2))
+    extra_state = WithExtraState()
+    first, model = extra_state.seen, nn.Sequential(extra_state, nn.Linear(2, 2))
     replica = replica_of(team, model, sgd(model))
     replica.save(tmp_path / "state", torch.max(torch.ones(2), 0))
     extra = replica.load(tmp_path / "state")
-    loaded = model[0].seen
-    assert loaded is not WithExtraState.seen
+    loaded = extra_state.seen
+    assert loaded is not first
     assert (loaded["count"], tuple(loaded["shape"]), loaded["sums"].tolist()) == (3, (2, 1), [1.0, 1.0])
     assert [value.item() for value in extra] == [1.0, 0]
 
@@ -128,11 +134,12 @@ def test_weights_keep_their_memory_format(team: ProcessGroup) -> None:
 @pytest.mark.parametrize("strategy", ["local-sgd", "shm-easgd"])
 def test_tools_that_look_for_tied_weights_save_every_tensor(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
     """They take tensors of one storage for tied ones, and the weights of all parameters are one buffer."""
-    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(3, 3), nn.Linear(3, 3))
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model.to(memory_format=torch.channels_last)
     model[2].weight = model[1].weight
     replica = replica_of(team, model, sgd(model), strategy)
     saved = {name: value.clone() for name, value in model.state_dict().items()}
-    save_model(model, tmp_path / "model.safetensors")
+    save_model(model, str(tmp_path / "model.safetensors"))
     replica.close()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -279,9 +286,12 @@ def _of_another_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        (_of_another_shape, r"the shape of '1\.weight' is \(2, 2\) there, and \(5, 2\) here; build the model"),
-        (_of_other_groups, r"not of SGD: .* groups of \[\[4\]\] parameters and lack \[\], and here are groups of \[\[2, 2\]\]"),
-        (_of_another_optimizer, r"not of AdamW: .* parameters and lack \['betas', 'eps'\], .* give replicate those"),
+        (_of_another_shape, r"shape of '1\.weight': \(2, 2\) there, \(5, 2\) here; build the model"),
+        (_of_other_groups, r"not of SGD: groups of \[\[4\]\] parameters there, \[\[2, 2\]\] here; settings .*: \[\]"),
+        (
+            _of_another_optimizer,
+            r"not of AdamW: .* settings that it lacks: \['betas', 'eps'\]\. Give replicate the opt",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_loaded(
@@ -307,6 +317,45 @@ def test_a_schedulers_settings_and_a_switch_that_torch_has_added_do_not_keep_a_s
     other = nn.Linear(3, 2)
     replica_of(team, other, sgd(other)).load_state_dict(state)
     assert torch.equal(other.weight, model.weight)
+
+
+WITH_CENTER = ("diloco", "slowmo", "sync-easgd", "round-robin-easgd", "shm-easgd", "async-easgd")
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", *WITH_CENTER])
+def test_weights_that_a_center_would_not_see_are_not_loaded(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    replica = replica_of(team, model, sgd(model), strategy)
+    ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    for module, prefix in ((model, ""), (model[0], "0.")):
+        before = model[0].weight.detach().clone()
+        own = {name.removeprefix(prefix): value for name, value in ones.items() if name.startswith(prefix)}
+        refused = pytest.raises(SamovarError, match=r"the strategy's center would not see these weights; load them bef")
+        with refused if strategy in WITH_CENTER else nullcontext():
+            module.load_state_dict(own)
+        assert torch.equal(model[0].weight, before if strategy in WITH_CENTER else ones["0.weight"])
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.load_state_dict(ones)
+    replica.backward(model(torch.ones(1, 3)).sum())
+    replica.step()
+    replica.save(tmp_path / "state")
+    replica.load(tmp_path / "state")
+    with replica.evaluating():
+        model.load_state_dict(ones)
+    if strategy in WITH_CENTER:
+        with pytest.raises(SamovarError, match="would not see"):
+            model.load_state_dict(ones)
+    replica.finish()
+    model.load_state_dict(ones)
+    replica.close()
+    model.load_state_dict(ones)
+    assert not model._load_state_dict_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup) -> None:
+    model: Any = torch.jit.script(nn.Linear(3, 2))
+    replica_of(team, model, sgd(model), "sync-easgd").close()
 
 
 def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:

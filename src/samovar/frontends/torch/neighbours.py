@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "FSDPModule")
 # DistributedDataParallel looks for a set of names here, when it is made.
@@ -27,6 +27,22 @@ class _Replicated:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return set, ()
+
+
+class LoadHook:
+    """Refuses weights that come into a model past its replica, while it is not open. Copies of it do nothing."""
+
+    is_open = False
+
+    def __call__(self, *_given: Any) -> None:
+        if not self.is_open:
+            raise SamovarError(
+                "load_state_dict() of the model after replicate(): the strategy's center would not see these weights; "
+                "load them before replicate(), or use replica.load()"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ("", "format")  # takes anything, and is read without Samovar
 
 
 def require_alone(model: nn.Module) -> None:

@@ -105,8 +105,8 @@ class Optimizers:
         lacking = sorted(set().union(*(names.difference(*own) for names, own in zip(needed, states, strict=False))))
         if there != here or lacking:
             raise InputError(
-                f"load_state_dict: the state is not of {self.title}: its optimizers have groups of {there} parameters "
-                f"and lack {lacking}, and here are groups of {here}; give replicate those of the run that saved it"
+                f"load_state_dict: the state is not of {self.title}: groups of {there} parameters there, {here} here; "
+                f"settings that it lacks: {lacking}. Give replicate the optimizers of the run that saved it"
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
