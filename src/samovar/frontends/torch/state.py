@@ -13,7 +13,6 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.core.near import NearArray
-from samovar.frontends.torch.gradients import REACHED
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of
 from samovar.transports.base import Array
@@ -86,12 +85,6 @@ class FlatWeights:
     def named(self, values_N: Array) -> dict[str, torch.Tensor]:
         flat = FlatTensor(self._flat.layout, tensor_of(values_N).clone())
         return {entry.spec.name: flat.view(entry.spec.name) for entry in self._flat.layout.entries}
-
-    def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        self._staged.settle()
-        for name in [entry.spec.name for entry in self._flat.layout.entries]:
-            self._flat.view(name).copy_(named[name])
-        self.scatter()
 
     def _set(self, values_N: torch.Tensor) -> None:
         self._staged.settle()
@@ -225,7 +218,7 @@ def _fillings(flats: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.T
 
 
 class OptimizerState:
-    """An optimizer's quantities, such as momentum, by name: one number per element, or one per parameter."""
+    """An optimizer's quantities, such as momentum, by name: at most one number per element of a parameter."""
 
     def __init__(self, optimizers: Optimizers, parameters: Mapping[str, nn.Parameter]) -> None:
         self._optimizers = optimizers
@@ -256,21 +249,27 @@ class OptimizerState:
     def _rows(self) -> list[tuple[str, list[str]]]:
         """The quantities of each parameter."""
         return [
-            (name, sorted(key for key, value in self._optimizers.state_of(p).items() if _can_move(value, p)))
+            (name, sorted(key for key, value in self._optimizers.state_of(p).items() if _can_move(key, value, p)))
             for name, p in self._parameters.items()
         ]
 
     def _places(self, quantity: str, flat: FlatTensor) -> Iterator[tuple[torch.Tensor, Any, dict[str, Any]]]:
-        for number, (name, parameter) in enumerate(self._parameters.items()):
-            state = self._optimizers.state_of(parameter)
-            value = state.get(quantity)
-            if not _can_move(value, parameter):
+        for name, parameter in self._parameters.items():
+            state, place = self._optimizers.state_of(parameter), flat.view(name)
+            value: Any = state.get(quantity)
+            if not _can_move(quantity, value, parameter):
                 continue
-            is_whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            yield flat.view(name) if is_whole else flat.view(REACHED)[number], value, state
+            shape = value.shape if isinstance(value, torch.Tensor) else torch.Size()
+            start = place.as_strided((shape.numel(),), (1,), place.storage_offset())
+            yield place if shape == parameter.shape else start, value, state
 
 
-def _can_move(value: object, parameter: nn.Parameter) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.shape == parameter.shape or value.numel() == 1
-    return isinstance(value, int | float)
+def _can_move(quantity: str, value: object, parameter: nn.Parameter) -> bool:
+    """Whether there is a value to copy. Raises SamovarError if it does not fit into the parameter's place."""
+    fits = isinstance(value, torch.Tensor) and value.numel() <= parameter.numel()
+    if fits or isinstance(value, int | float | str | None):
+        return not isinstance(value, str | None)
+    raise SamovarError(
+        f"uneven data: the optimizer's state {quantity!r} is a {type(value).__name__} that other ranks cannot get: only "
+        "numbers, and tensors up to the parameter's size, are copied. Give every rank the same number of batches"
+    )
