@@ -140,8 +140,8 @@ class ElasticReplica(Replica):
         worker dies, its samples of the present round are lost for this epoch. No other sample is lost or seen twice.
         Raises InputError for a stream, which cannot be divided again.
         """
-        made = (Group(0, 1), self._step_group, self._announcer, seed, self._figures)
-        return self._shards.of(loader, seed, lambda: ElasticShard(loader, *made, division=lambda: self._division))
+        made, now = (Group(0, 1), self._step_group, self._announcer), lambda: self._division
+        return self._shards.of(loader, seed, lambda own: ElasticShard(loader, *made, own, self._figures, division=now))
 
     def save(self, path: str | Path, extra: Any = None, *, wait: bool = True) -> None:
         """Save `state_dict()` and `extra` in one file, as `Replica.save`. One worker calls this, and none waits for it.

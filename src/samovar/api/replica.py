@@ -169,14 +169,14 @@ class Replica(Checkpoints, FigureCalls):
         """This rank's part of the loader's data: `for x, y in replica.shard(loader)` is one epoch.
 
         It keeps the loader's batch size, which is that of each rank. With `recipe="auto"` it is that of all together.
-        `seed` and the number of the epoch give the order of samples, on all ranks and at every run. The same loader
-        gives the same shard again. `len` gives the number of batches, and `epoch` the number of epochs so far.
+        `seed`, the epoch and the number of loaders before give the order of samples, on all ranks and at every run. The
+        same loader gives the same shard again. `len` gives the number of batches, and `epoch` that of epochs so far.
 
         Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
         loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
         """
-        made = (self._team.group, self._step_group, self._announcer, seed, self._figures, self.recipe is not None)
-        return self._shards.of(loader, seed, lambda: Shard(loader, *made))
+        made, divides = (self._team.group, self._step_group, self._announcer), self.recipe is not None
+        return self._shards.of(loader, seed, lambda start: Shard(loader, *made, start, self._figures, divides))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

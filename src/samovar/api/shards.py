@@ -9,7 +9,7 @@ from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.core.group import Group
-from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader
+from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader, start_of
 
 
 class Shard:
@@ -34,8 +34,7 @@ class Shard:
         figures: ReplicaFigures,
         divides_batch: bool = False,
     ) -> None:
-        self.source = loader
-        self.seed = seed
+        self.source, self.seed = loader, seed
         self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._step_group = step_group
         self._announcer = announcer
@@ -87,12 +86,13 @@ class Shards:
         self._made: list[Shard] = []
         self._places: list[tuple[int, int]] = []
 
-    def of(self, loader: DataLoader[Any], seed: int, make: Callable[[], Shard]) -> Shard:
-        """The shard of this loader and seed, made the first time."""
+    def of(self, loader: DataLoader[Any], seed: int, make: Callable[[int], Shard]) -> Shard:
+        """The shard of this loader and seed, made the first time. Each but the first has a seed of its own."""
         for shard in self._made:
             if shard.source is loader and shard.seed == seed:
                 return shard
-        shard = make()
+        shard = make(start_of(seed, len(self._made)) if self._made else seed)
+        shard.seed = seed
         if len(self._made) < len(self._places):
             shard.go_to(*self._places[len(self._made)])
         self._made.append(shard)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -161,6 +161,22 @@ def test_a_shard_that_is_made_after_the_state_was_loaded_takes_its_place(runs: A
     second.resume(state)
     shard = second.replica.shard(DataLoader(Numbers(), batch_size=BATCH))
     assert (shard.epoch, len(list(shard))) == (0, STEPS_PER_EPOCH - 5)
+
+
+def test_a_loader_that_is_made_in_each_epoch_gives_other_orders(team: ProcessGroup) -> None:
+    model = nn.Linear(1, 1)
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), team, StrategyConfig(), 5.0)
+    data = TensorDataset(torch.arange(64.0))
+
+    def order(loader: DataLoader[Any]) -> list[float]:
+        return [float(x) for (x,) in replica.shard(loader)]
+
+    loader: Any = DataLoader(data, batch_size=1, shuffle=True)
+    orders = [order(loader), order(loader)]
+    orders += [order(DataLoader(data, batch_size=1, shuffle=True)) for _ in range(3)]
+    assert len(set(map(tuple, orders))) == 5
+    assert replica.shard(loader) is replica.shard(loader)
+    replica.close()
 
 
 def test_with_another_number_of_ranks_the_next_epoch_begins(runs: Any) -> None:

@@ -61,7 +61,7 @@ def seeded(seed: int, epoch: int) -> Iterator[int]:
 
     Afterwards they continue as before. Samplers draw from one of them, or from a generator of their own.
     """
-    start = _start_of(seed, epoch)
+    start = start_of(seed, epoch)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(start)
@@ -74,7 +74,7 @@ def seeded(seed: int, epoch: int) -> Iterator[int]:
             np.random.set_state(numpy_state)
 
 
-def _start_of(*numbers: int) -> int:
+def start_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -123,7 +123,7 @@ class StreamOrder:
 
     def start(self, epoch: int, num_skipped: int) -> float:
         """Begin the epoch after its first batches. Gives 0, because there is no order to compare."""
-        self._generator.manual_seed(_start_of(self._seed, epoch))
+        self._generator.manual_seed(start_of(self._seed, epoch))
         self._num_skipped = num_skipped
         return 0.0
 
@@ -185,7 +185,7 @@ class EpochOrder:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(start)
             order = list(self._source)
-        self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
+        self._generator.manual_seed(start_of(self._seed, epoch, self._group.rank))
         return order
 
 
