@@ -270,6 +270,6 @@ def _can_move(quantity: str, value: object, parameter: nn.Parameter) -> bool:
     if fits or isinstance(value, int | float | str | None):
         return not isinstance(value, str | None)
     raise SamovarError(
-        f"uneven data: the optimizer's state {quantity!r} is a {type(value).__name__} that other ranks cannot get: only "
+        f"uneven data: the optimizer's state {quantity!r} is a {type(value).__name__} that others cannot get: only "
         "numbers, and tensors up to the parameter's size, are copied. Give every rank the same number of batches"
     )
