@@ -1,13 +1,10 @@
 """`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
 
-import copy
 import io
-import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from torch import nn
 import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.state import from_arrays
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
@@ -266,96 +262,6 @@ def test_a_state_with_another_momentum_is_refused(team: ProcessGroup) -> None:
     with pytest.raises(InputError, match=r"async-sgd: the optimizer has momentum 0\.9"):
         replica_of(team, other, sgd(other, 0.0), "async-sgd").load_state_dict(state)
     assert not torch.equal(other.weight, model.weight)
-
-
-def _of_another_shape() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
-    return model, sgd(model)
-
-
-def _of_other_groups() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    return model, torch.optim.SGD([{"params": part.parameters()} for part in model], lr=0.1, momentum=0.9)
-
-
-def _of_another_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    return model, torch.optim.AdamW(model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("made", "sentence"),
-    [
-        (_of_another_shape, r"shape of '1\.weight': \(2, 2\) there, \(5, 2\) here; build the model"),
-        (_of_other_groups, r"not of SGD: groups of \[\[4\]\] parameters there, \[\[2, 2\]\] here; settings .*: \[\]"),
-        (
-            _of_another_optimizer,
-            r"not of AdamW: .* settings that it lacks: \['betas', 'eps'\]\. Give replicate the opt",
-        ),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_loaded(
-    team: ProcessGroup, made: Any, sentence: str, tmp_path: Path
-) -> None:
-    saved = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    replica_of(team, saved, sgd(saved)).save(tmp_path / "state")
-    model, optimizer = made()
-    before = from_arrays([model.state_dict(), optimizer.state_dict()["param_groups"]])
-    with pytest.raises(InputError, match=sentence) as refused:
-        replica_of(team, model, optimizer).load(tmp_path / "state")
-    assert "\n" not in str(refused.value)
-    assert optimizer.state_dict()["param_groups"] == before[1]
-    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
-
-
-def test_a_schedulers_settings_and_a_switch_that_torch_has_added_do_not_keep_a_state_out(team: ProcessGroup) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = sgd(model)
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state = replica_of(team, model, optimizer).state_dict()
-    del state["optimizer"]["param_groups"][0]["fused"]
-    other = nn.Linear(3, 2)
-    replica_of(team, other, sgd(other)).load_state_dict(state)
-    assert torch.equal(other.weight, model.weight)
-
-
-WITH_CENTER = ("diloco", "slowmo", "sync-easgd", "round-robin-easgd", "shm-easgd", "async-easgd")
-
-
-@pytest.mark.parametrize("strategy", ["sync", "local-sgd", *WITH_CENTER])
-def test_weights_that_a_center_would_not_see_are_not_loaded(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
-    model: Any = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    replica = replica_of(team, model, sgd(model), strategy)
-    ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
-    for module, prefix in ((model, ""), (model[0], "0.")):
-        before = model[0].weight.detach().clone()
-        own = {name.removeprefix(prefix): value for name, value in ones.items() if name.startswith(prefix)}
-        refused = pytest.raises(SamovarError, match=r"the strategy's center would not see these weights; load them bef")
-        with refused if strategy in WITH_CENTER else nullcontext():
-            module.load_state_dict(own)
-        assert torch.equal(model[0].weight, before if strategy in WITH_CENTER else ones["0.weight"])
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        copied.load_state_dict(ones)
-    replica.backward(model(torch.ones(1, 3)).sum())
-    replica.step()
-    replica.save(tmp_path / "state")
-    replica.load(tmp_path / "state")
-    with replica.evaluating():
-        model.load_state_dict(ones)
-    if strategy in WITH_CENTER:
-        with pytest.raises(SamovarError, match="would not see"):
-            model.load_state_dict(ones)
-    replica.finish()
-    model.load_state_dict(ones)
-    replica.close()
-    model.load_state_dict(ones)
-    assert not model._load_state_dict_pre_hooks
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup) -> None:
-    model: Any = torch.jit.script(nn.Linear(3, 2))
-    replica_of(team, model, sgd(model), "sync-easgd").close()
 
 
 def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
