@@ -266,6 +266,8 @@ class OptimizerState:
 
 def _can_move(quantity: str, value: object, parameter: nn.Parameter) -> bool:
     """Whether there is a value to copy. Raises SamovarError if it does not fit into the parameter's place."""
+    if not parameter.numel():
+        return False
     fits = isinstance(value, torch.Tensor) and value.numel() <= parameter.numel()
     if fits or isinstance(value, int | float | str | None):
         return not isinstance(value, str | None)
