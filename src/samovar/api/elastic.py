@@ -201,9 +201,8 @@ class ElasticReplica(Replica):
             raise SamovarError("load_state_dict(): an elastic job loads a state before its first step; call it there")
         state, _ = checked(state, self.rank, -1, self.config.name)
         require_fitting(state, self._model, self._optimizers)
-        self._loads.is_open = True
-        self._model.load_state_dict(state["model"])
-        self._loads.is_open = False
+        with self._loads.opened():
+            self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for name, value in (state["center"] or {}).items():

@@ -200,8 +200,7 @@ class Replica(Checkpoints, FigureCalls):
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
             stack.enter_context(self._buffers.mean())
-            self._loads.is_open = True
-            stack.callback(setattr, self._loads, "is_open", False)
+            stack.enter_context(self._loads.opened())
             stack.callback(self._figures.skip)
             yield
 
@@ -289,9 +288,8 @@ class Replica(Checkpoints, FigureCalls):
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
         self._optimizers.load_state_dict(state["optimizer"])
         with_momentum(self.config, self._optimizers, self.world_size)
-        self._loads.is_open = True
-        self._model.load_state_dict(state["model"])
-        self._loads.is_open = False
+        with self._loads.opened():
+            self._model.load_state_dict(state["model"])
         self._run = state.get("run", self._run)
         if not is_own:
             self._take_common_weights(state["center"])

@@ -201,6 +201,12 @@ def _frozen() -> nn.Module:
     return nn.Linear(3, 2).requires_grad_(False)
 
 
+def _spread() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("spread", torch.ones(1, 3).expand(4, 3))
+    return model
+
+
 REFUSED = {
     "LBFGS evaluates the loss several times": (lambda: nn.Linear(3, 2), lambda m: torch.optim.LBFGS(m.parameters())),
     "SparseAdam needs sparse gradients": (lambda: nn.Linear(3, 2), lambda m: torch.optim.SparseAdam(m.parameters())),
@@ -210,6 +216,7 @@ REFUSED = {
     "wrapped in DistributedDataParallel": (DistributedDataParallel, sgd),
     "run one forward pass before": (lambda: nn.LazyLinear(2), lambda _: sgd(nn.Linear(3, 2))),
     "models are trained on cpu or cuda here": (lambda: nn.Linear(3, 2, device="meta"), sgd),
+    "elements of 'spread' share memory": (_spread, sgd),
     "give a torch.nn.Module": (lambda: "net", lambda _: sgd(nn.Linear(3, 2))),
     "give a torch.optim optimizer": (lambda: nn.Linear(3, 2), lambda _: "sgd"),
 }

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ class LoadHook:
                 "load_state_dict() of the model after replicate(): the strategy's center would not see these weights; "
                 "load them before replicate(), or use replica.load()"
             )
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """A context in which weights may come."""
+        self.is_open = True
+        try:
+            yield
+        finally:
+            self.is_open = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, ("", "format")  # takes anything, and is read without Samovar

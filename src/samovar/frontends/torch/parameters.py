@@ -93,6 +93,12 @@ def _check_model(model: nn.Module) -> None:
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise InputError(f"replicate: {name!r} has no shape yet (a lazy module); run one forward pass before")
+        if tensor.layout == torch.strided and any(
+            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise InputError(
+                f"replicate: elements of {name!r} share memory (expand()), and nothing can write them: clone() it"
+            )
         if tensor.device.type not in DEVICE_TYPES:
             raise InputError(
                 f"replicate: {name!r} is on {tensor.device}; models are trained on {' or '.join(DEVICE_TYPES)} here: "
