@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.output_flags import OUTPUT
+from samovar.cli.output_flags import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
@@ -47,7 +47,7 @@ def doctor(
     """Show and measure this machine, and say what is wrong with it. With --nodes, also measure links between hosts."""
     place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
     if save is not None:
-        _require_writable(save)
+        require_place("--save", save)
     host, other_programs = read_host(), Others(own_s=family_seconds)
     devices = "not known" if host.missing_modules else torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
@@ -93,12 +93,6 @@ def _show_links(links: Sequence[HostLinkFigures]) -> None:
             (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
         ]
     show_facts(console, "Between hosts", rows)
-
-
-def _require_writable(path: Path) -> None:
-    """Refuse now what would be refused after measuring."""
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--save {path}: is not a place for a file; give a file in a folder that exists")
 
 
 def _save(record: CalibrationRecord, path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from samovar.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,12 @@ class Panel:
 
 
 OPTIONS, OUTPUT = Panel(), Panel("Output and help")
+
+
+def require_place(flag: str, path: Path) -> None:
+    """Refuse now what would be refused after measuring."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError(f"{flag} {path}: is not a place for a file; give a file in a folder that exists")
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:

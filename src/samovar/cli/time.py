@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
-from samovar.cli.output_flags import OUTPUT
+from samovar.cli.output_flags import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
@@ -57,8 +57,8 @@ def time_net(
     path = model or solver
     if path is None or (model and solver):
         raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
-    if profile is not None and (profile.is_dir() or not profile.parent.is_dir()):
-        raise InputError(f"--profile {profile}: is not a place for a file; give a file in a folder that exists")
+    if profile is not None:
+        require_place("--profile", profile)
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision, timeout_s=timeout), device)
     keeps = phase == "TRAIN" and config.device == CPU

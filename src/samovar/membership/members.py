@@ -6,7 +6,7 @@ from typing import Protocol
 
 from samovar.box.board import Member, MemberProgress, Row, Rows
 from samovar.core.clock import Deadline
-from samovar.strategies.box_terms import BoxWord, run_steps
+from samovar.strategies.box_terms import BoxWord, raise_goal, run_steps
 from samovar.strategies.center_steps import CenterSteps
 
 _END_POLL_S = 0.01
@@ -190,8 +190,7 @@ class BoxMembers:
             self._looked_s = now_s
             self._rows = {row.member: row for row in self._board.rows()}
             self._said = self._board.word(BoxWord.STEPS)
-            if self._board.word(BoxWord.GOAL) < self._goal:  # a launch that joined at the same moment lowered it
-                self._board.set_word(BoxWord.GOAL, self._goal)
+            raise_goal(self._board, self._goal)  # a launch that joined at the same moment may have lowered it
         self._count()
         if is_due and self._steps > self._said:
             self._board.set_word(BoxWord.STEPS, self._steps)

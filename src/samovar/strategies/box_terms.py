@@ -39,6 +39,12 @@ def say_filled(board: Rows) -> None:
     board.set_word(BoxWord.IS_READY, Readiness.FILLED)
 
 
+def raise_goal(board: Rows, steps: int) -> None:
+    """The run here has at least this many steps as its goal."""
+    if board.word(BoxWord.GOAL) < steps:
+        board.set_word(BoxWord.GOAL, steps)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Strategy and net of a run, for others to be held against; `momentum` is the center's, 0 where it has none."""

@@ -24,7 +24,7 @@ from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Se
 from samovar.membership.statistics import ShownStatistics
 from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
-from samovar.strategies.box_terms import MEAN, BoxWord, Terms
+from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.strategies.center_steps import CenterSeat
 from samovar.training.async_order import LiveOrder, Order
 from samovar.training.context import RankContext
@@ -172,8 +172,7 @@ class RunCenter:
             board.set_word(BoxWord.STEPS, start_step)
         elif session.goes_on:
             start_step = self._step_of_others(session)
-        if board.word(BoxWord.GOAL) < self._goal:
-            board.set_word(BoxWord.GOAL, self._goal)
+        raise_goal(board, self._goal)
         return start_step
 
     def _step_of_others(self, session: Session) -> int:
