@@ -97,3 +97,18 @@ def test_another_strategy_trains_to_the_end(name: str, tmp_path: Path, repositor
     lines = read_metrics(tmp_path / "figures/metrics.jsonl", "train")
     assert all(line["samples"] > 0 and line["data_s"] > 0.0 for line in lines)
     assert [line["step"] for line in lines] == sorted({line["step"] for line in lines}) != []
+
+
+def test_accelerate_refuses_a_second_model_also_in_a_prepare_of_its_own() -> None:
+    pytest.importorskip("accelerate")
+    program = (
+        "from torch import nn, optim\n"
+        "from samovar.integrations.accelerate import Accelerator\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "for model in (nn.Linear(2, 2), nn.Linear(2, 1)):\n"
+        "    accelerator.prepare(model, optim.SGD(model.parameters(), 0.1))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert "got 2 models and 2 optimizers" in ended.stderr

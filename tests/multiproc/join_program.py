@@ -1,9 +1,12 @@
 """One rank that joins its job: `join_program.py WHAT [TIMEOUT_S]`; its environment names it.
 
+`join_program.py grouped RANK WORLD_SIZE PORT` knows its place by itself.
+
 With a limit it says "here" first, and joins when it is given a line: others may take long to start.
 
 sums     joins twice and adds up, prints what it found as JSON
 beside   joins after torch's own process group was made, and uses both
+grouped  the same, as a launcher that sets WORLD_SIZE but no RANK makes the group
 early    as `sums`, but rank 0 ends while the others still work
 """
 
@@ -28,12 +31,12 @@ TIMEOUT_S = 60.0
 def main() -> None:
     _native.die_with_parent()
     timeout_s = TIMEOUT_S
-    if len(sys.argv) > 2:
+    if len(sys.argv) == 3:
         timeout_s = float(sys.argv[2])
         print("here", flush=True)
         sys.stdin.readline()
     try:
-        {"sums": sums, "beside": beside, "early": early}[sys.argv[1]](timeout_s)
+        {"sums": sums, "beside": beside, "grouped": grouped, "early": early}[sys.argv[1]](timeout_s)
     except SamovarError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -68,6 +71,16 @@ def sums(timeout_s: float) -> None:
 
 def beside(timeout_s: float) -> None:
     dist.init_process_group("gloo")
+    use_both(timeout_s)
+
+
+def grouped(timeout_s: float) -> None:
+    rank, world_size, port = map(int, sys.argv[2:])
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    use_both(timeout_s)
+
+
+def use_both(timeout_s: float) -> None:
     joined = join_group(timeout_s)
     add_up(joined, 1000)
     ones = torch.ones(3)

@@ -193,6 +193,13 @@ def test_beside_a_process_group_of_the_users(port: int) -> None:
         assert [said(rank)["rank"] for rank in ranks] == [0, 1]
 
 
+def test_a_process_group_needs_no_rank_in_the_environment(port: int) -> None:
+    """As Lightning starts its ranks: it opens the group itself, and sets no more variables."""
+    variables = {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    with started([((sys.executable, PROGRAM, "grouped", rank, 2, port), variables, ()) for rank in range(2)]) as ranks:
+        assert [said(rank)["rank"] for rank in ranks] == [0, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_mpiexec(wrapped: bool) -> None:

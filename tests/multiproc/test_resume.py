@@ -115,6 +115,8 @@ def test_a_run_goes_on_from_a_folder_and_from_a_solverstate(solver: Path, unbrok
     assert last.name == f"step_{num_steps:08}"
     (solverstate,) = saved.glob("*.solverstate")
     wanted = (last / "weights.safetensors").read_bytes()
+    (later,) = last.glob("*.caffemodel")
+    (tmp_path / solverstate.with_suffix(".caffemodel").name).write_bytes(later.read_bytes())  # of another run, perhaps
     arguments = arguments_of(solver, 1, False, num_steps)
     for name, start in (("from folder", saved), ("from solverstate", solverstate)):
         succeed(*arguments, "--snapshot", start, "--out", name, folder=tmp_path)

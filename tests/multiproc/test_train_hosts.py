@@ -204,6 +204,20 @@ def test_resume_with_other_hosts(solver: Path, tmp_path: Path) -> None:
         first.succeed()
     with started(tmp_path, (1, 2, 1), *flags, "--snapshot", first.out / "snapshots/step_00000006") as second:
         assert second.succeed()["weights_sha256"] == one_host(solver, tmp_path, 4, "--exact", 4)
+        assert "step 12/12" in second.commands[0].output
+    pair = move_pair(first.out / "snapshots/step_00000006", tmp_path / "pair")
+    with started(tmp_path, (1, 1), *flags, out="third", own=[("--snapshot", pair), ("--snapshot", "absent")]) as third:
+        assert third.succeed()["replicas_equal"]
+        assert "step 12/12" in third.commands[0].output
+
+
+def move_pair(snapshot: Path, folder: Path) -> Path:
+    """The solverstate of a snapshot, in a folder where its caffemodel is too."""
+    folder.mkdir()
+    for path in (*snapshot.glob("*.caffemodel"), *snapshot.glob("*.solverstate")):
+        path.rename(folder / path.name)
+    (state,) = folder.glob("*.solverstate")
+    return state
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`samovar train` started by torchrun, mpiexec, srun and over ssh: the weights of the plain command on one host."""
 
+import json
 import re
 import shutil
 import signal
@@ -116,6 +117,8 @@ def test_over_ssh(solver: Path, tmp_path: Path, expected: str, ssh: Path) -> Non
     ended = succeed(*words, folder=tmp_path)
     assert "step 12/12" in ended.output
     assert result_of(tmp_path / "out")["weights_sha256"] == expected
+    ended = succeed(*words, "--out", tmp_path / "again", "--json", folder=tmp_path)
+    assert json.loads(ended.output)["weights_sha256"] == expected  # no other host writes there
 
 
 def test_a_host_that_ssh_does_not_reach(solver: Path, tmp_path: Path, ssh: Path) -> None:

@@ -137,13 +137,14 @@ def _found() -> tuple[Identity, JobStore | None]:
     there = default_group()
     if there is None:
         return own_identity(), None
-    if own_identity().emulation is not None:
+    rank, world_size, store = there
+    found = identity_in_group(rank, world_size, store.address)
+    if found.emulation is not None:
         raise InputError(
             "samovar run --emulate: the script has opened a process group of torch.distributed, whose messages are not "
             "shaped; leave init_process_group out, or start it without --emulate"
         )
-    rank, world_size, store = there
-    return identity_in_group(rank, world_size, store.address), store
+    return found, store
 
 
 def _chosen_transport(given: str, identity: Identity) -> str:

@@ -121,6 +121,8 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     except SamovarError as error:
         return error.exit_code if error.is_shown else _told(error)
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:
+            return _told(InputError(f"{error.filename}: {error.strerror}; give one that you may use"))
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what stdout still holds

@@ -155,11 +155,6 @@ def _most_restarts(max_restarts: int | None, keep_going: bool, hosts: Hosts | No
     return most
 
 
-def _require_script(script: str, module: bool) -> None:
-    if not module and not Path(script).is_file():
-        raise InputError(f"{script}: no such file; give a Python script, or -m and the name of a module")
-
-
 def _num_ranks(workers: str, oversubscribe: bool) -> int:
     num_ranks = num_available_cpus()
     if workers == GPU:
@@ -233,7 +228,8 @@ def _emulation(
 
 def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:
     """The shim, and what it becomes. Raises InputError if there is no such script."""
-    _require_script(command[0], module)
+    if not module and not Path(command[0]).is_file():
+        raise InputError(f"{command[0]}: no such file; give a Python script, or -m and the name of a module")
     python = [sys.executable, *(["-m"] if module else []), *command]
     shim = [sys.executable, "-P", "-m", "samovar.launch.script_rank", str(os.getpid())]
 
@@ -274,7 +270,8 @@ def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd
         if not launch.signals:
             output.show_error(first.rank)
         output.say(f"samovar: error: {end_sentence(first, ends, socket.gethostname(), launch.signals)}")
-        code = _exit_code(first)
+        code = first.return_code or 0
+        code = 128 - code if code < 0 else code
     elif deaf := [end.rank for end in ends if end.return_code is None and launch.signals]:
         number = next((number for number in launch.signals if number in ENDING), launch.signals[0])
         name, who = signal.Signals(number).name, f"rank{'s' if len(deaf) > 1 else ''} {ranges(deaf)}"
@@ -282,8 +279,3 @@ def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd
         code = 128 + number
     output.close()
     return code
-
-
-def _exit_code(end: ScriptEnd) -> int:
-    code = end.return_code or 0
-    return 128 - code if code < 0 else code

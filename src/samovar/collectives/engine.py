@@ -12,7 +12,14 @@ import numpy.typing as npt
 from samovar.collectives.encoded import Codec, EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.plan import Plan, rooted
-from samovar.collectives.plans import REDUCE_SCATTERS, HostSizes, all_reduce, gather_parts, ring_all_gather
+from samovar.collectives.plans import (
+    REDUCE_SCATTERS,
+    HostSizes,
+    all_reduce,
+    gather_parts,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
 from samovar.collectives.tree import tree_broadcast, tree_reduce
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -169,7 +176,7 @@ class PlannedCollectives:
         return self.planned(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
 
     def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
-        function = REDUCE_SCATTERS[self.all_reduce_name(buffer.array.nbytes)]
+        function = REDUCE_SCATTERS.get(self.all_reduce_name(buffer.array.nbytes), ring_reduce_scatter)
         return self.planned(name, function(self.group.rank, self.group.world_size), buffer)
 
     def gather_parts(self, name: str, buffer: Region) -> PlanRunner:

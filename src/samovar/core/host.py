@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
@@ -13,6 +14,7 @@ from typing import Final
 
 from samovar import _native
 from samovar.core.control_groups import cpu_quota_cores, memory_left, text_of
+from samovar.core.errors import InputError
 
 _TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
 _MMAP_THRESHOLD: Final = -3
@@ -34,6 +36,13 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
 def boot_id() -> str:
     """The number of this host's last start, which no other host has."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def refuse_name(who: str, error: OSError | UnicodeError) -> None:
+    """Raise InputError if no host has the name in `who`. A name server that is away now may answer later."""
+    if isinstance(error, UnicodeError) or (isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN):
+        why = getattr(error, "strerror", None) or "no host can be called so"
+        raise InputError(f"{who} is not a known host ({why})") from error
 
 
 def says_loopback(name: str) -> bool:
@@ -64,14 +73,10 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
     `root` is where /proc and /sys are looked for.
     """
-    found = [_meminfo_bytes(root / "proc/meminfo"), memory_left(root)]
-    known = [value for value in found if value is not None]
+    lines = text_of(root / "proc/meminfo").splitlines()
+    available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    known = [value for value in (*available, memory_left(root)) if value is not None]
     return min(known) if known else None
-
-
-def _meminfo_bytes(path: Path) -> int | None:
-    lines = text_of(path).splitlines()
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def address_space_left() -> int | None:

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
 from samovar.formats.caffe.blob import write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
 from samovar.formats.caffe.files import read_file
-from samovar.formats.image import MAX_FILE_BYTES, Pixels, decode_image, read_image, resized
+from samovar.formats.image import MAX_FILE_BYTES, MAX_PIXELS, Pixels, decode_image, read_image, resized
 from samovar.formats.leveldb_folder import leveldb_records
 from samovar.formats.lmdb_file import LmdbFile, write_lmdb
 
@@ -121,6 +123,8 @@ class Conversion:
 
     def __post_init__(self) -> None:
         require_choice("--store", self.form, FORMS)
+        if self.size is not None and prod(self.size) > MAX_PIXELS:
+            raise InputError(f"--resize: an image may have {MAX_PIXELS:,} pixels, got {prod(self.size):,}; give less")
         if self.form == "files" and (self.size is not None or self.is_gray):
             raise InputError("--store files: keeps the files as they are; leave --resize and --gray out, or store png")
 
@@ -156,7 +160,7 @@ def class_folders(folder: Path) -> tuple[list[ImageFile], tuple[str, ...]]:
     """The images in the folders of `folder`, at any depth, and the names of the folders. Folder i has label i.
 
     It leaves out files without one of SUFFIXES, and names that start with a dot.
-    Raises: InputError if there are no folders, or if one has no images.
+    Raises: InputError if there are no folders, if one has no images, or as `_files_in`.
     """
     try:
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -166,7 +170,7 @@ def class_folders(folder: Path) -> tuple[list[ImageFile], tuple[str, ...]]:
         raise InputError(f"{folder}: has no folders in it; it needs one for each class.")
     images: list[ImageFile] = []
     for label, name in enumerate(classes):
-        found = [path for path in sorted((folder / name).rglob("*")) if _is_image(path, folder)]
+        found = sorted(path for path in _files_in(folder / name) if path.suffix.lower() in SUFFIXES)
         if not found:
             raise InputError(f"{folder / name}: has no image ({', '.join(SUFFIXES)}); remove the folder, or fill it.")
         images += [ImageFile(path, str(path.relative_to(folder)), label) for path in found]
@@ -287,9 +291,17 @@ def _compressed(pixels: Pixels, form: str) -> bytes:
     return content.getvalue()
 
 
-def _is_image(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Files at any depth, no hidden ones. Raises InputError for a folder that cannot be read, or is a link."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise InputError(f"{error.filename}: {error.strerror}. Make the folder readable, or remove it.") from error
+
+    for place, inner, names in os.walk(folder, onerror=refuse):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        if links := [name for name in inner if Path(place, name).is_symlink()]:
+            raise InputError(f"{place}/{links[0]}: is a link to a folder, and not followed. Copy the folder there.")
+        yield from (Path(place, name) for name in names if not name.startswith("."))
 
 
 def _require_none(failures: Sequence[str], what: str) -> None:

@@ -137,7 +137,7 @@ def _net_facts(net: Net, cost: NetCost, batch_size: int) -> list[tuple[str, Valu
         ("file", str(net.caffe_net.path)),
         ("name", net.caffe_net.name),
         ("phase", net.phase),
-        ("inputs", _blobs(net.input_shapes)),
+        ("inputs", ", ".join(f"{name}: {' x '.join(map(str, shape))}" for name, shape in net.input_shapes.items())),
         ("outputs", ", ".join(net.output_names)),
         ("layers", len(net.caffe_net.steps)),
         ("parameters", cost.num_parameters),
@@ -146,10 +146,6 @@ def _net_facts(net: Net, cost: NetCost, batch_size: int) -> list[tuple[str, Valu
         ("bytes of parameters", cost.parameter_bytes),
         (f"bytes of blobs, batch {batch_size}", cost.activation_bytes),
     ]
-
-
-def _blobs(shapes: dict[str, Shape]) -> str:
-    return ", ".join(f"{name}: {' x '.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def _row(layer: LayerCost) -> tuple[Value, ...]:

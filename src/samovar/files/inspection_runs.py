@@ -48,13 +48,10 @@ def show(description: Description) -> None:
     for table in description.tables:
         console.print()
         rows = [[_text(value) for value in row] for row in table.rows]
-        right = [_is_number(table, column) for column in range(len(table.columns))]
+        columns = range(len(table.columns))
+        right = [all(isinstance(row[column], int | float | None) for row in table.rows) for column in columns]
         show_table(console, table.title, table.columns, rows, right)
     show_lines(console, *description.notes)
-
-
-def _is_number(table: TextTable, index: int) -> bool:
-    return all(isinstance(row[index], int | float) for row in table.rows if row[index] is not None)
 
 
 def _text(value: Value) -> str:

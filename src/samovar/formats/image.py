@@ -80,7 +80,7 @@ def _content(path: Path) -> bytes:
 def _pixels(image: Image.Image, channels: Channels) -> Pixels:
     if channels == "stored":
         return _as_stored(image)
-    if channels == "gray" and image.format == "JPEG":
+    if channels == "gray" and image.format in ("JPEG", "MPO"):  # a JPEG with more pictures behind it
         image.draft("L", image.size)  # the file's own brightness, as OpenCV takes it
     weights = _PNG_WEIGHTS if image.format == "PNG" else _WEIGHTS
     upright = ImageOps.exif_transpose(_eight_bits(image))

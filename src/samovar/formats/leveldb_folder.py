@@ -20,13 +20,17 @@ _TABLES: Final = (".ldb", ".sst")
 def leveldb_records(folder: Path) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values in the order of keys. Cost: one read of the database; 64 descriptors at most.
     Raises: InputError if it is not a LevelDB, is damaged, has its own key order, or rocksdict is not installed."""
-    if not (folder / "CURRENT").is_file():
+    try:
+        paths = list(folder.iterdir()) if (folder / "CURRENT").is_file() else []
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror}. Give a LevelDB that you may read.") from error
+    if not paths:
         raise InputError(
             f"{folder}: is not a LevelDB (it has no file CURRENT). Give the folder that Caffe's `source` names."
         )
     rocksdict = _rocksdict()
     with tempfile.TemporaryDirectory(prefix="samovar-leveldb-") as links:
-        for path in folder.iterdir():
+        for path in paths:
             (Path(links) / path.name).symlink_to(path.resolve())
         try:
             yield from _records(rocksdict, links)

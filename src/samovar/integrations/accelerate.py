@@ -41,7 +41,7 @@ class Accelerator(accelerate.Accelerator):
         """As Accelerate's; with the model and the optimizers there, all ranks begin to share."""
         prepared = super().prepare(*args, **kwargs)
         optimizers = [optimizer.optimizer for optimizer in self._optimizers]
-        if self.training.models and optimizers and not self.training.has_begun:
+        if optimizers and self.training.models and (not self.training.has_begun or len(self.training.models) > 1):
             self.training.begin(optimizers)
         return prepared
 

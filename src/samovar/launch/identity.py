@@ -123,6 +123,11 @@ def launcher_process() -> str:
     own = os.getpid()
     while (parent := int(_status_fields(own)[1])) > 1 and _is_rank(parent):
         own = parent
+    if not parent:
+        raise InputError(
+            "this rank is the first process of a container, and cannot see what started it; start all ranks inside the "
+            "container, or set MASTER_ADDR and MASTER_PORT"
+        )
     return f"{parent}-{_status_fields(parent)[19]}"
 
 

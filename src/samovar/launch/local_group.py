@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 from samovar.core.clock import FOR_EVER, Deadline
@@ -62,14 +62,23 @@ def local_group(identity: Identity, timeout_s: float, *, for_mpi: bool = False) 
 def _offered(identity: Identity, processes: Sequence[unix_sockets.LocalMessage]) -> Iterator[None]:
     """The places of this host's processes at MPI's launcher, for ranks that this process starts; see `take_place`."""
     ordered = sorted(processes, key=lambda process: process.content["number"])
-    told = os.memfd_create("places")
-    try:
-        os.write(told, json.dumps([process.content["told"] for process in ordered]).encode())
+    with _file_of([process.content["told"] for process in ordered]) as told:
         connections = [process.descriptors[0] if process.descriptors else told for process in ordered]
         with unix_sockets.offer_files(_address(identity).encode(), (told, *connections)):
             yield
-    finally:
-        os.close(told)
+
+
+@contextmanager
+def _file_of(content: object) -> Iterator[int]:
+    """The descriptor of a file in memory, for others to read."""
+    with os.fdopen(os.memfd_create("samovar"), "wb") as file:
+        file.write(json.dumps(content).encode())
+        file.flush()
+        yield file.fileno()
+
+
+def _read(descriptor: int) -> Any:
+    return json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
 
 
 def take_place(number: int, count: int, deadline: Deadline) -> None:
@@ -79,7 +88,7 @@ def take_place(number: int, count: int, deadline: Deadline) -> None:
     passes the same to the program that it runs. Raises as `join_files`.
     """
     told, *connections = unix_sockets.join_files(_address(own_identity()).encode(), 1 + count, deadline)
-    variables = json.loads(os.pread(told, os.fstat(told).st_size, 0))[number]
+    variables = _read(told)[number]
     own = connections.pop(number)
     for descriptor in (told, *connections):
         os.close(descriptor)
@@ -89,10 +98,11 @@ def take_place(number: int, count: int, deadline: Deadline) -> None:
 
 
 def tell(others: list[socket.socket], outcome: Mapping[str, Any]) -> None:
-    """Let the others end, with this outcome."""
-    for connection in others:
-        with suppress(SamovarError):  # its launcher may have ended it
-            unix_sockets.send(connection, outcome, Deadline.after(_END_S))
+    """Let the others end, with this outcome. A file holds it: the figures of many workers are longer than a message."""
+    with _file_of(outcome) as told:
+        for connection in others:
+            with suppress(SamovarError):  # its launcher may have ended it
+                unix_sockets.send(connection, {}, Deadline.after(_END_S), [told])
 
 
 def await_first(identity: Identity, timeout_s: float, *, for_mpi: bool = False) -> Mapping[str, Any]:
@@ -105,7 +115,9 @@ def await_first(identity: Identity, timeout_s: float, *, for_mpi: bool = False) 
         own = _introduction(identity, for_mpi=for_mpi)
         unix_sockets.send(connection, own.content, Deadline.after(_END_S), own.descriptors)
         try:
-            return unix_sockets.receive(connection, FOR_EVER).content
+            with closing(unix_sockets.receive(connection, FOR_EVER)) as message:
+                outcome: Mapping[str, Any] = _read(message.descriptors[0])
+                return outcome
         except SamovarError as error:
             raise RankFailed(
                 f"rank {identity.rank}: the first process of this host, which runs its workers, ended without a word; "

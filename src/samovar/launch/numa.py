@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -146,19 +146,22 @@ def apart(
         return
     with contextlib.ExitStack() as held:
         with _turn(prefix):
-            free = least_taken(numa_nodes() if nodes is None else nodes, _num_runs(prefix), width * len(planned))
+            there, rather = numa_nodes() if nodes is None else nodes, {core for own in planned for core in own}
+            free = least_taken(there, _num_runs(prefix), width * len(planned), rather)
             chosen = place(len(planned), width, nodes=free).cpus
             for core in sorted(core for own in chosen for core in own):
                 _bind(held.enter_context(_socket()), f"{prefix}-{core}-{os.getpid()}")
         yield chosen
 
 
-def least_taken(nodes: Sequence[Cpus], num_runs: Mapping[int, int], num_cores: int) -> tuple[Cpus, ...]:
-    """The cores of each node with the fewest runs, `num_cores` in all."""
+def least_taken(
+    nodes: Sequence[Cpus], num_runs: Mapping[int, int], num_cores: int, rather: Collection[int] = ()
+) -> tuple[Cpus, ...]:
+    """The cores of each node with the fewest runs, `num_cores` in all; of equals those of `rather` come first."""
     taken = {core: num_runs.get(core, 0) for node in nodes for core in node}
     most = sorted(taken.values())[num_cores - 1]
     fit = [[core for core in node if taken[core] <= most] for node in nodes]
-    return tuple(tuple(sorted(cores, key=lambda core: (taken[core], core))) for cores in fit)
+    return tuple(tuple(sorted(cores, key=lambda core: (taken[core], core not in rather, core))) for cores in fit)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 
 # Without this cuBLAS has no deterministic products; it is read when a rank first uses a GPU.
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -120,7 +121,7 @@ class Launch:
                     stdout=log,
                     stderr=log,
                     pass_fds=[*self._inherited, *filter(None, [self._own.get(rank)]), write_end],
-                    env=_CUBLAS | os.environ | _thread_variables(self._threads_per_worker),
+                    env=_CUBLAS | os.environ | dict.fromkeys(_NUM_THREADS, str(self._threads_per_worker)),
                     start_new_session=True,
                 )
         except OSError as error:
@@ -129,7 +130,3 @@ class Launch:
         finally:
             os.close(write_end)
         return RankProcess(rank, process, {read_end: partial(self._on_output, rank)})
-
-
-def _thread_variables(threads: int) -> dict[str, str]:
-    return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

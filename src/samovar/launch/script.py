@@ -153,7 +153,9 @@ class ScriptLaunch(EndPolicy):
         self._guard: Guard | None = None
         self._signals: list[int] = []
         self._kill_signal = 0
-        self._watch = RankWatch(self._start, range(num_ranks), _unignored(_PASSED_ON), self._pass_on, self, outlet)
+        # Nohup, or a shell in the background, ignores some on purpose.
+        taken = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        self._watch = RankWatch(self._start, range(num_ranks), taken, self._pass_on, self, outlet)
 
     @property
     def first_rank(self) -> int:
@@ -334,11 +336,6 @@ class ScriptLaunch(EndPolicy):
         """Whether the others continue without a rank that failed."""
         is_over = failed.return_code in (0, EXIT_PREEMPTED) or self._signals or self._kill_signal
         return not is_over and self._kept is not None and self._kept.is_filled()
-
-
-def _unignored(numbers: Sequence[int]) -> list[int]:
-    """Those that are not ignored: nohup, or a shell in the background, ignores some on purpose."""
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _environment() -> dict[str, str]:

@@ -20,8 +20,6 @@ from samovar.box.buffers import BufferShape, NamedBuffers
 from samovar.box.endpoints import MOST_BOXES, Endpoints, create_shards, take_shards
 from samovar.box.joining import (
     BoxSeat,
-    Endpoint,
-    Look,
     buffer_names,
     create_buffer,
     look_at,
@@ -235,7 +233,9 @@ def _check_free(content: Content, places: Endpoints, name: str, deadline: Deadli
     if len(found) == 1 and not is_new:
         _check_part(next(iter(found.values())).part, content.part, where)
     for place, look in found.items():
-        _check_idle(place, look, name)
+        if alive := [str(row.member.index) for row in look.rows if row.is_alive]:
+            members = f"members {', '.join(alive)}"
+            raise InputError(f"buffer {name!r} of {place}: {members} are at work there; end them first")
 
 
 def _check_part(there: CenterShard | None, given: CenterShard | None, where: str) -> None:
@@ -244,11 +244,6 @@ def _check_part(there: CenterShard | None, given: CenterShard | None, where: str
         return
     has, gets = (f"{part} of a center" if part else "a whole center" for part in (there, given))
     raise InputError(f"{where} is {has}, and the file {gets}; drop it first, or give --box all boxes of that center")
-
-
-def _check_idle(place: Endpoint, look: Look, name: str) -> None:
-    if alive := [str(row.member.index) for row in look.rows if row.is_alive]:
-        raise InputError(f"buffer {name!r} of {place}: members {', '.join(alive)} are at work there; end them first")
 
 
 def _words_of(shape: BufferShape) -> str:

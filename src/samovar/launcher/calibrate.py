@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
 from samovar.launcher.job import EndedBySignal
+from samovar.launcher.passing import passing_folder
 from samovar.report.host import HostFigures
 from samovar.transports.shm import RunBoard, create_segment
 
@@ -48,7 +48,7 @@ def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
         segments = all_ranks, sleeping, spinning = [create_segment(size) for size in (world_size, 2, 2)]
         for segment in segments:
             stack.callback(os.close, segment)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samovar-doctor-")))
+        folder = stack.enter_context(passing_folder("doctor")).path
         logs = [folder / f"rank{rank}.log" for rank in range(world_size)]
 
         def command(rank: int, pipe: int) -> list[str]:

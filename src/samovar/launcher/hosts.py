@@ -1,6 +1,7 @@
 """A job on several hosts: they meet, take the settings of host 0, and each runs its own workers."""
 
 import hashlib
+import importlib
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import samovar
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
-from samovar.frontends.caffe.solver import NetSource, load_solver
+from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
 from samovar.launch.script import Hosts
@@ -183,12 +184,19 @@ def _files_of(config: RunConfig) -> dict[str, Path]:
     """The files of host 0 that the others need, by the name that each gets there."""
     files = {f"weights/{number}/{path.name}": path for number, path in enumerate(config.weights)}
     snapshot = config.snapshot
-    if snapshot is not None and snapshot.is_dir():
-        files |= {f"snapshot/{snapshot.name}/{path.name}": path for path in sorted(snapshot.iterdir())}
+    if snapshot is not None:
+        parts = sorted(snapshot.iterdir()) if snapshot.is_dir() else _pair(snapshot)
+        files |= {f"snapshot/{snapshot.name}/{path.name}": path for path in parts}
     if config.replay is not None:
         orders = map(RunFolder(config.replay).order, range(config.workers))
         files |= {f"replay/{path.name}": path for path in orders}
     return files
+
+
+def _pair(state: Path) -> list[Path]:
+    """A solverstate and its caffemodel. Its reader is loaded only here, because it brings HDF5."""
+    reader = importlib.import_module("samovar.formats.caffe.solverstate")
+    return [state, learned_net(state, reader.read_solverstate(state).learned_net)]
 
 
 def _follow(config: RunConfig, met: Met, console: Console) -> RunResult | None:
@@ -261,6 +269,8 @@ def _settled(config: RunConfig, values: dict[str, Any], given: dict[str, Path], 
     snapshots = {path.parent for name, path in given.items() if name.startswith("snapshot/")}
     own: dict[str, Any] = {name: getattr(config, name) for name in _OWN}
     snapshot = snapshots.pop() if snapshots else theirs.snapshot
+    if snapshot is not None and (state := snapshot / snapshot.name).is_file():
+        snapshot = state  # a solverstate, beside its caffemodel
     replay = None if theirs.replay is None else folder / "given" / "replay"
     own |= {"weights": weights, "snapshot": snapshot, "replay": replay, "out": folder, "hosts": theirs.hosts}
     return replace(theirs, **own)

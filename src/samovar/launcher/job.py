@@ -161,7 +161,8 @@ class _RunningJob:
         if (placement := _placement(config)) is not None:
             self._display.show(placement)
         ends = launch.run()
-        _remove_unfinished(self._folder)
+        SnapshotStore(self._folder.snapshots).clean()
+        _unlink(self._folder.path, ".tmp-*")
         if isinstance(others, OtherHost):
             return others.outcome(launch.signals)
         if others is not None:
@@ -286,24 +287,15 @@ def run_without_folder(
         try:
             return run_job(replace(config, out=folder.path), folder, display, effects, others)
         except SamovarError as error:
-            if error.exit_code == SamovarError.exit_code and _have_content(folder, config.workers):
+            has_said = any(log.stat().st_size for log in passing.path.glob("rank*.log"))
+            if error.exit_code == SamovarError.exit_code and has_said:
                 passing.keep()
             raise
-
-
-def _have_content(folder: RunFolder, workers: int) -> bool:
-    logs = [folder.rank_log(rank) for rank in range(workers)]
-    return any(log.exists() and log.stat().st_size for log in logs)
 
 
 def remove_if_unused(folder: RunFolder) -> None:
     """Delete a new run folder in which no training began: it would only hold a configuration."""
     shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def _remove_unfinished(folder: RunFolder) -> None:
-    SnapshotStore(folder.snapshots).clean()
-    _unlink(folder.path, ".tmp-*")
 
 
 def remove_unfinished(prefix: Path) -> None:

@@ -16,11 +16,8 @@ from samovar.transports.tcp_listen import address_of, listen
 
 _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
 _ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
-# What host 0 alone has, or what follows from FILE; the second says whether a value follows.
-_DROPPED = {
-    **dict.fromkeys(("--hosts", "--ssh", "--workers", "--out", "--master-addr"), True),
-    **dict.fromkeys(("--quiet", "--json"), False),
-}
+# What host 0 alone has, or what follows from FILE; each has a value.
+_DROPPED = ("--hosts", "--ssh", "--workers", "--out", "--master-addr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,9 @@ def _kept(words: Sequence[str]) -> list[str]:
         if takes_next:
             takes_next = False
         elif flag in _DROPPED:
-            takes_next = _DROPPED[flag] and not equals
+            takes_next = not equals
         else:
-            kept.append(word)
+            kept.append("--quiet" if word == "--json" else word)  # host 0's stdout is for its answer
     return kept
 
 

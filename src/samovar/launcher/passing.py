@@ -41,7 +41,10 @@ def locked(folder: Path, refusal: str) -> int:
 @contextmanager
 def passing_folder(name: str) -> Iterator[PassingFolder]:
     """A folder whose name begins with `name`. Its owner locks a file in it; any death opens the lock."""
-    remove_abandoned(Path(tempfile.gettempdir()))
+    try:
+        remove_abandoned(Path(tempfile.gettempdir()))
+    except FileNotFoundError as error:
+        raise InputError(f"{error.strerror}; set TMPDIR to a folder that can be written to") from error
     folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
     lock = os.open(folder.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

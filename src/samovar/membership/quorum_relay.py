@@ -7,7 +7,7 @@ from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.membership.quorum_door import QuorumDoor
 from samovar.membership.quorum_server import SILENCE_S, Meeting
 from samovar.membership.state_courier import Courier
-from samovar.transports.links import HostLink, Inbox, link_to
+from samovar.transports.links import Inbox, link_to
 from samovar.transports.tcp_listen import listen
 
 _CONNECT_S = 60.0
@@ -26,7 +26,8 @@ class QuorumRelay(QuorumDoor):
         self._lost_why = ""  # once the quorum is out of reach
         try:
             self._greet(job, meeting.host)
-            super().__init__(job, door, Courier(listen(self.address), meeting.key, _hang_up))
+            courier = Courier(listen(self.address), meeting.key, lambda link, _message: link.close())
+            super().__init__(job, door, courier)
         except BaseException:
             self._link.close()
             raise
@@ -83,7 +84,3 @@ class QuorumRelay(QuorumDoor):
     def _refuse(self, number: int) -> None:
         sentence = f"the host that began it is lost: {self._lost_why}; the others continue without this host"
         self._tell(number, {"kind": "Refused", "why": sentence, "is_input": False})
-
-
-def _hang_up(link: HostLink, _message: dict[str, Any]) -> None:
-    link.close()

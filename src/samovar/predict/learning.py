@@ -18,7 +18,7 @@ from samovar.report.comparison import Prediction
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares, resolved, shared_momentum
 from samovar.strategies.settings import OVERLAP
-from samovar.strategies.sync import BUCKET
+from samovar.strategies.sync import BUCKET, OWNER
 from samovar.transports.base import Array
 from samovar.transports.sim.world import SimTransport, simulated
 
@@ -224,13 +224,12 @@ def taught(
 
 
 def _lesson(question: Question, one: Prediction) -> Lesson:
-    """Buckets and overlap of gradients are left out: they change no bit."""
+    """Buckets, overlap and owners of gradients are left out: they change no bit."""
     settings = fitting_settings(question, one.strategy, one.workers)
+    if not StrategyConfig(one.strategy).exchanges_weights:
+        settings = {name: settings[name] for name in settings if name not in (BUCKET.name, OVERLAP.name, OWNER.name)}
     config = StrategyConfig.given(one.strategy, settings)
     recipe = config.traits.recipe if question.has_recipes and one.workers > 1 else None
-    if not config.exchanges_weights:
-        settings = {key: value for key, value in settings.items() if key not in (BUCKET.name, OVERLAP.name)}
-        config = StrategyConfig.given(one.strategy, settings)
     rate = 1.0 if recipe is None else recipe.rate(resolved(config, one.workers), one.workers)
     return Lesson(config, question.cluster, question.work(one.workers), one.workers, rate)
 

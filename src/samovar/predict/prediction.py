@@ -1,6 +1,7 @@
 """A prediction: strategies and numbers of workers compared, the best of them, and where scaling ends and why."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -20,7 +21,7 @@ from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, described, resolved
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
-from samovar.strategies.sync import BUCKET
+from samovar.strategies.sync import BUCKET, OWNER, OWNERS
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
 
 _LONG_FROM_WORKERS = 256  # simulated, of all runs together: about half a second
@@ -150,7 +151,7 @@ def fitting_settings(question: Question, name: str, num_workers: int) -> dict[st
         fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
     if traits.in_groups and "group_size" not in fitting:
         fitting |= _node_as_group(question.cluster, num_workers)
-    if question.has_recipes and traits.recipe is not None:
+    if question.has_recipes and traits.recipe is not None and traits.recipe.settings:
         chosen = by_recipe(StrategyConfig.given(name, fitting), num_workers)
         fitting |= {key: chosen[key] for key in traits.recipe.settings if chosen[key] is not None}
     return fitting
@@ -166,13 +167,16 @@ def _with_buckets(
     num_workers: int,
 ) -> Iterator[SharingChoice]:
     tried = (NONE, "backward") if fitting.get(COMPRESS.name) else (NONE, "backward", "full")  # owners send weights
-    overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else tried
+    owner = fitting.get(OWNER.name)
+    possible = tuple(overlap for overlap in tried if not owner or owner in OWNERS.get(overlap, ()))
+    overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else possible
     if BUCKET.name in fitting:
         for overlap in overlaps:
             yield SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}), collective)
         return
+    at_once = fitting if owner in OWNERS[NONE] else {key: fitting[key] for key in fitting if key != OWNER.name}
+    whole = SharingChoice(StrategyConfig.given(name, at_once | {OVERLAP.name: NONE}), collective)
     for overlap in overlaps:
-        whole = SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: NONE}), collective)
         if overlap == NONE or num_workers == 1 or not question.cluster.worker.spare_core:
             if overlap == overlaps[0]:
                 yield whole
@@ -183,6 +187,8 @@ def _with_buckets(
         if len(lengths) > 1:
             config = StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}, automatic_buckets=True)
             yield SharingChoice(config, collective, lengths)
+        elif overlap == overlaps[0]:
+            yield whole  # nothing is final before backward ends
 
 
 def _model(overlap: str, collective: Callable[[int], str], work: Work, plans: Plans) -> ExchangeModel:
@@ -307,6 +313,7 @@ def _least_period(question: Question, name: str, efficiency: float) -> int | Non
     for period in _PERIODS:
         settings = {**question.settings, SYNC_PERIOD_STEPS: period}
         asked = replace(question, workers=question.workers[-1:], strategies=(name,), settings=settings)
-        if predicted(asked)[0].efficiency >= efficiency:
-            return period
+        with suppress(InputError):  # too short for other settings, which fit the question's own
+            if predicted(asked)[0].efficiency >= efficiency:
+                return period
     return None

@@ -58,6 +58,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
     memory = _memory(root)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     groups = list(control_groups(root))
+    waited = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"))  # of the last ten seconds
     return HostFigures(
         cpu_model=next(iter(models(root / "proc/cpuinfo")), platform.machine()),
         cores_present=os.cpu_count() or len(cpus),
@@ -70,7 +71,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         memory_available_bytes=memory.get("MemAvailable", 0),
         memory_limit_bytes=min((size for group in groups if (size := memory_limit(group)) is not None), default=None),
         swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
-        memory_pressure_percent=_pressure(root),
+        memory_pressure_percent=float(waited[1]) if waited else None,
         memfd_error=_memfd_error(),
         huge_pages=_selected(root / "sys/kernel/mm/transparent_hugepage/enabled"),
         shared_huge_pages=_selected(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"),
@@ -90,12 +91,6 @@ def _governors(root: Path, cpus: tuple[int, ...]) -> tuple[str, ...]:
     folder = root / "sys/devices/system/cpu"
     texts = {text_of(folder / f"cpu{cpu}/cpufreq/scaling_governor").strip() for cpu in cpus}
     return tuple(sorted(texts - {""}))
-
-
-def _pressure(root: Path) -> float | None:
-    """The share of the last ten seconds in which a process waited for memory, in percent."""
-    found = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"))
-    return float(found.group(1)) if found else None
 
 
 def _selected(path: Path) -> str | None:

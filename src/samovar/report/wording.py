@@ -64,7 +64,9 @@ def pinning(worker_cpus: tuple[tuple[int, ...], ...]) -> str:
     """The places of ranks: "rank 0 on cpu 0-3, rank 1 on cpu 4-7"; the middle of many is left out."""
     if not any(worker_cpus):
         return "not pinned to cpus"
-    texts = [f"rank {rank} {_on(cpus)}" for rank, cpus in enumerate(worker_cpus)]
+    texts = [
+        f"rank {rank} on {f'cpu {cpu_ranges(cpus)}' if cpus else 'any cpu'}" for rank, cpus in enumerate(worker_cpus)
+    ]
     if len(texts) > _SHOWN_RANKS:
         texts = [*texts[: _SHOWN_RANKS - 1], "...", texts[-1]]
     return ", ".join(texts)
@@ -133,10 +135,6 @@ def _iterations(started: Started) -> str:
         return counted(started.iterations, "iteration")
     how = "joined" if started.joined else "resumed"
     return f"iterations {started.start_step:,} to {started.iterations:,}, {how}"
-
-
-def _on(cpus: tuple[int, ...]) -> str:
-    return f"on cpu {cpu_ranges(cpus)}" if cpus else "on any cpu"
 
 
 def _quality(result: RunResult) -> list[str]:

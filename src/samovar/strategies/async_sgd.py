@@ -87,6 +87,9 @@ class AsyncSgd(CenterSteps):
 
     So d looks one step of all workers ahead, about as far as they have moved c since it was pulled.
 
+    Of statistics of forward passes (BatchNorm's) d is 1 / P of the change: all P changes would take c past what workers
+    have seen.
+
     A worker waits for the chunks' locks, for no other worker. With `max_staleness_steps` S it reads c before it pushes.
     If others have made more than S updates since it pulled, its d is set aside. It then continues from the center that
     it has just read.
@@ -105,6 +108,9 @@ class AsyncSgd(CenterSteps):
         self._pulled = np.empty_like(self._weights)
         self._momentum = place.chosen.center_momentum or 0.0
         self._num_workers, self._num_learned = place.num_workers, place.num_learned
+
+    def resize(self, num_workers: int) -> None:
+        self._num_workers = num_workers
 
     def begin_step(self, _step: int) -> None:
         """The first time: pull."""
@@ -126,8 +132,7 @@ class AsyncSgd(CenterSteps):
         if self._is_too_stale():
             return
         difference = np.subtract(self._weights, self._pulled, out=self._pulled)
-        if self._momentum:  # of statistics c takes the mean change
-            difference[self._num_learned :] *= np.float32((1.0 - self._momentum) / self._num_workers)
+        difference[self._num_learned :] *= np.float32((1.0 - self._momentum) / self._num_workers)
         deadline = self._deadline()
         self._note_update(self._center.accumulate(self._next_sequence(), difference, deadline, self._momentum))
         self._take_center()
@@ -170,7 +175,7 @@ class AsyncMsgd(AsyncSgd):
         c = c + v
 
     With `look_ahead` each of P workers steps from c_pulled = c + P v: about where c will be when its d comes there.
-    Of statistics of forward passes (BatchNorm's) d is (1 - mu) / P of the change, and nobody looks ahead.
+    Of statistics d is (1 - mu) / P of the change, and nobody looks ahead.
 
     Cost: as `AsyncSgd`, and N floats at the center; with `look_ahead` N more at each worker, which it reads too.
 
@@ -180,9 +185,6 @@ class AsyncMsgd(AsyncSgd):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._ahead = np.empty_like(self._weights) if place.chosen.look_ahead else None
-
-    def resize(self, num_workers: int) -> None:
-        self._num_workers = num_workers
 
     def _step_from_pulled(self) -> None:
         if self._ahead is not None:

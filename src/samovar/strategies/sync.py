@@ -26,7 +26,7 @@ from samovar.strategies.trial import Trial
 from samovar.transports.base import Region
 
 # Who updates a bucket, as --overlap is.
-_OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
+OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
 
 
 def _behind(chosen: Chosen, _world_size: int = 1) -> str:
@@ -51,8 +51,8 @@ OWNER = Setting(
     "owner",
     str,
     "The ranks that update a bucket: spread or root with --overlap full, parts or all with --overlap none.",
-    choices=sum(_OWNERS.values(), ()),
-    default=lambda chosen, _: _OWNERS["full"][0] if _behind(chosen) == "full" else None,
+    choices=sum(OWNERS.values(), ()),
+    default=lambda chosen, _: OWNERS["full"][0] if _behind(chosen) == "full" else None,
     default_words="`spread` with `full`; with `none` `parts` in shared memory, else `all`",
     words="",
     source="Kuehn, Keuper and Pfreundt 2017 (CaffeGPI); Rajbhandari et al. 2020 (ZeRO)",
@@ -198,8 +198,8 @@ class Sync(Strategy):
 
 
 def _check_owner(chosen: StrategyConfig, owner: str) -> None:
-    if owner not in _OWNERS.get(_behind(chosen), ()):
-        fitting = next(overlap for overlap, owners in _OWNERS.items() if owner in owners)
+    if owner not in OWNERS.get(_behind(chosen), ()):
+        fitting = next(overlap for overlap, owners in OWNERS.items() if owner in owners)
         raise InputError(f"--owner {owner}: is for --overlap {fitting}; add that, or leave --owner out")
     if chosen.updates_parts and chosen.codec is not None:
         raise InputError(

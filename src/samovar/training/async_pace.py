@@ -92,6 +92,7 @@ class Master:
         self._account(times)
         self._settle()
         states, outcome = self._run.table.states(), self._duties.outcome
+        self._duties.reached(outcome.steps_done)  # others may have changed the center since a snapshot of this step
         outcome.num_samples, outcome.train_loss = _samples_of(states), _mean_loss(states)
         return self._duties.finish(stop_signal)
 

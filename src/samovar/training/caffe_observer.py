@@ -20,6 +20,7 @@ from samovar.training.build import Learner
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult, named_values
 from samovar.training.loop import Requests
+from samovar.training.schedule import num_steps_of
 
 
 class CaffeObserver:
@@ -109,7 +110,7 @@ def shows_values(
     learner.model.watch = watch
 
     def at_boundary(steps_done: int) -> Requests:
-        if steps_done < caffe.max_iter:
+        if steps_done < num_steps_of(context.config, caffe):
             watch.is_on = bool(caffe.display) and steps_done % caffe.display == 0
         return context.at_boundary(steps_done)
 

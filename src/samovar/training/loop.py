@@ -117,9 +117,10 @@ class Duties:
         self._saved_at: int | None = None
 
     def reached(self, steps_done: int) -> None:
-        """Note the run's steps; results of earlier tests no longer count."""
+        """Note the run's steps; earlier tests and snapshots no longer count."""
         self.outcome.steps_done = steps_done
         self.outcome.test_outputs = {}
+        self._saved_at = None
 
     def tell(self, done: StepDone) -> None:
         self.outcome.add(done)

@@ -14,8 +14,7 @@ from samovar.core.stateful import State
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver
-from samovar.frontends.caffe.spec import is_there
+from samovar.frontends.caffe.solver import CaffeSolver, learned_net
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
@@ -58,7 +57,8 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
     step, parts = snapshot.step, snapshot.parts
     had, has = _sharing(snapshot.config), _sharing(config.to_json())
     # Ranks that exchange gradients have one momentum; else a snapshot's is that of one worker.
-    is_common = _exchanged_gradients(snapshot.config)
+    kind = KINDS.get(str(_strategy_name(snapshot.config)))
+    is_common = kind is not None and not kind.traits.exchanges_weights
     momentum = parts["momentum"] if is_common else {}
     taken = " and momentum" if is_common else ", and from zero momentum"
     if is_common and config.strategy.traits.adds_steps:
@@ -94,11 +94,6 @@ def _strategy_name(config: Mapping[str, object]) -> object:
     return strategy.get("name") if isinstance(strategy, Mapping) else None
 
 
-def _exchanged_gradients(config: Mapping[str, object]) -> bool:
-    kind = KINDS.get(str(_strategy_name(config)))
-    return kind is not None and not kind.traits.exchanges_weights
-
-
 def _codec(config: Mapping[str, object]) -> object:
     """The compression of the ranks' messages; None without one."""
     strategy = config.get("strategy")
@@ -118,7 +113,7 @@ def _from_caffe(path: Path, net: CaffeNet, by_caffe: bool) -> ResumePoint:
             f"{path}: holds {len(state.history)} histories, but {net.path} has {len(names)} parameters, and each needs "
             "one or two; give the solverstate of this net"
         )
-    model = _learned_net(path, state.learned_net)
+    model = learned_net(path, state.learned_net)
     matched = match_weights(net, read_caffemodel(model), model)
     if matched.missing:
         raise InputError(
@@ -144,15 +139,6 @@ def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float3
             )
         momentum[history_key(info.name, index)] = array.reshape(tuple(info.parameter.shape))
     return momentum
-
-
-def _learned_net(path: Path, named: str) -> Path:
-    """The caffemodel that a solverstate names: from the working folder, else from the solverstate's own folder."""
-    candidates = (Path(named), path.parent / Path(named).name)
-    for candidate in candidates:
-        if is_there(candidate) and candidate.is_file():
-            return candidate
-    raise InputError(f"{path}: its weights {named!r} are neither at {candidates[0]} nor at {candidates[1]}")
 
 
 def starting_weights(config: RunConfig, caffe: CaffeSolver) -> tuple[Path, ...]:

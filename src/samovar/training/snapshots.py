@@ -14,11 +14,13 @@ from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
+from samovar.formats.caffe.blob import MAX_BINARY_BYTES
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, encode_caffemodel_hdf5
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
+from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat, solver_config
 from samovar.report.run_folder import RunFolder, write_atomic
+from samovar.solver.flat import num_histories
 from samovar.training.build import Learner
 from samovar.training.evaluated import CenterWeights
 from samovar.training.parts import PartsOfOthers
@@ -34,10 +36,21 @@ class Saver(Protocol):
 
 
 def make_saver(caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport) -> Saver:
-    """A saver into the run folder, or for `samovar caffe train` to the solver's snapshot_prefix."""
+    """A saver into the run folder, or for `samovar caffe train` to the solver's snapshot_prefix. Raises InputError."""
+    require_room(caffe.snapshot_format, learner.num_parameters, num_histories(solver_config(caffe)))
     if config.by_caffe:
         return PrefixSaver(caffe, learner, transport.group.rank)
     return FolderSaver(RunFolder(config.out).snapshots, caffe, learner, config, transport)
+
+
+def require_room(form: SnapshotFormat, num_values: int, histories: int) -> None:
+    """Refuse at the start what the first snapshot would find out, perhaps after hours."""
+    num_bytes = np.dtype(np.float32).itemsize * num_values * max(1, histories)
+    if form != "HDF5" and num_bytes > MAX_BINARY_BYTES:
+        raise InputError(
+            f"snapshot_format: a binary file of Caffe holds 2 GB, and the state of this net has {num_bytes:,} bytes; "
+            "write snapshot_format: HDF5 into the solver"
+        )
 
 
 class PrefixSaver:
@@ -92,7 +105,8 @@ class FolderSaver:
         self, folder: Path, caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport
     ) -> None:
         self._store = SnapshotStore(folder)
-        self._prefix = caffe.snapshot_prefix.name or caffe.net_path.stem
+        # A store's files have plain names; "models\\lenet" is a path on Windows.
+        self._prefix = caffe.snapshot_prefix.name.rpartition("\\")[2].lstrip(".") or caffe.net_path.stem
         self._format = caffe.snapshot_format
         self._learner = learner
         self._config = config

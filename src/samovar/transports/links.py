@@ -9,7 +9,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -17,16 +16,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import SamovarError
 from samovar.transports.keys import Key
-from samovar.transports.secure import ConnectionLost, SecureChannel, accepted, connect, prepare
+from samovar.transports.secure import Failing, SecureChannel, accepted, connect_once, prepare, reached
 
 _HEAD: Final = struct.Struct("<8sQQ")  # magic, bytes of JSON, bytes behind it
 _MAGIC: Final = b"samovarL"
 _MOST_JSON_BYTES: Final = 1 << 24
 MOST_BYTES: Final = 1 << 20
-_RETRY_S = 0.05
-_CONNECT_S = 5.0
 _PING: Final = {"is": "ping"}
 _PING_S = 1.0
 _STRANGER_S = 5.0  # what is not of this run gets no more time
@@ -34,6 +31,7 @@ _STRANGER_S = 5.0  # what is not of this run gets no more time
 
 class _Channel(Protocol):
     def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None: ...
+    def receive_head(self, deadline: Deadline) -> bytes: ...
     def receive(self, num_bytes: int, deadline: Deadline) -> bytes: ...
     def end(self) -> None: ...
     def close(self) -> None: ...
@@ -50,9 +48,10 @@ class _Sealed:
         for body in bodies:
             self._channel.send_body(body, deadline)
 
+    def receive_head(self, deadline: Deadline) -> bytes:
+        return self._channel.receive(deadline)[: _HEAD.size]
+
     def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
-        if num_bytes == _HEAD.size:
-            return self._channel.receive(deadline)[:num_bytes]
         body = np.empty(num_bytes, np.uint8)
         self._channel.receive_body(body, deadline)
         return body.tobytes()
@@ -66,27 +65,22 @@ class _Plain:
         self._peer = peer
 
     def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
-        try:
+        with Failing(self._peer, self.end, "take"):
             self._sending.settimeout(deadline.timeout_s())
             self._sending.sendall(b"".join(parts))
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{self._peer} did not take data in time; is it stopped or cut off?") from error
-        except OSError as error:
-            raise self._lost(error) from error
+
+    def receive_head(self, deadline: Deadline) -> bytes:
+        return self.receive(_HEAD.size, deadline)
 
     def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
         received = bytearray()
-        try:
+        with Failing(self._peer, self.end, "send"):
             while len(received) < num_bytes:
                 self._receiving.settimeout(deadline.timeout_s())
                 part = self._receiving.recv(num_bytes - len(received))
                 if not part:
                     raise ConnectionResetError("closed")
                 received += part
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{self._peer} did not send data in time; is it stopped or cut off?") from error
-        except OSError as error:
-            raise self._lost(error) from error
         return bytes(received)
 
     def end(self) -> None:
@@ -97,9 +91,6 @@ class _Plain:
         self.end()
         self._sending.close()
         self._receiving.close()
-
-    def _lost(self, error: OSError) -> ConnectionLost:
-        return ConnectionLost(f"{self._peer} is gone ({(error.strerror or str(error)).lower()})")
 
 
 class NotOurs(SamovarError):
@@ -135,14 +126,14 @@ class HostLink:
 
     def receive_any(self, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
         """The same with signs of life."""
-        magic, text_bytes, content_bytes = _HEAD.unpack(self._channel.receive(_HEAD.size, deadline))
+        magic, text_bytes, content_bytes = _HEAD.unpack(self._channel.receive_head(deadline))
         if magic != _MAGIC or text_bytes > _MOST_JSON_BYTES or content_bytes > MOST_BYTES:
             raise NotOurs(f"{self.peer}: does not speak as a launcher of Samovar")
         text = self._channel.receive(text_bytes, deadline)
         content = self._channel.receive(content_bytes, deadline) if content_bytes else b""
         try:
             message = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotOurs(f"{self.peer}: sent no JSON ({error})") from error
         if not isinstance(message, dict):
             raise NotOurs(f"{self.peer}: sent {type(message).__name__}, not an object")
@@ -162,26 +153,18 @@ def sealed_link(channel: SecureChannel) -> HostLink:
 
 
 def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadline) -> HostLink:
-    """A connection to the listener at `address`, tried again until it connects.
-
-    Raises InputError for an unknown host or another key, DeadlineExceeded.
-    """
+    """A connection to the listener at `address`. Raises as `reached`."""
     peer = f"host 0 at {address[0]}:{address[1]}"
-    if key is not None:
-        channel = connect(address, key, who, f"{who}: {peer}", deadline)
-        return HostLink(_Sealed(channel), peer, channel.own_address)
-    waiting_s, reason = deadline.remaining_s(), "no time was given"
-    while not deadline.passed():
-        try:
-            connection = socket.create_connection(address, min(deadline.timeout_s(), _CONNECT_S))
-            prepare(connection)
-            return HostLink(_Plain(connection, peer), peer, str(connection.getsockname()[0]))
-        except socket.gaierror as error:
-            raise InputError(f"{who}: {address[0]!r} is not a known host ({error.strerror})") from error
-        except OSError as error:
-            reason = (error.strerror or str(error) or "closed").lower()
-        time.sleep(min(_RETRY_S, deadline.remaining_s()))
-    raise DeadlineExceeded(f"{who}: {peer} cannot be reached within {waiting_s:.1f} s ({reason})")
+
+    def attempt(limit: Deadline) -> HostLink:
+        if key is not None:
+            channel = connect_once(address, key, f"{who}: {peer}", limit)
+            return HostLink(_Sealed(channel), peer, channel.own_address)
+        connection = socket.create_connection(address, limit.timeout_s())
+        prepare(connection)
+        return HostLink(_Plain(connection, peer), peer, str(connection.getsockname()[0]))
+
+    return reached(address, who, peer, attempt, deadline)
 
 
 def next_link(listener: socket.socket, key: Key | None, deadline: Deadline) -> tuple[HostLink, dict[str, Any]] | None:
@@ -220,7 +203,8 @@ class Inbox:
         self._silence_s = silence_s
         self._messages: queue.SimpleQueue[tuple[int, dict[str, Any], bytes]] = queue.SimpleQueue()
         self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
+        for end in (self._reader, self._writer):  # a full one has woken the reader already
+            end.setblocking(False)
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=item, name="samovar-link", daemon=True) for item in links.items()

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
-from samovar.core.host import says_loopback
+from samovar.core.host import refuse_name, says_loopback
 
 _Answer = TypeVar("_Answer")
 _RETRY_S = 0.05
@@ -122,10 +122,9 @@ def await_server(address: str, port: int, who: str, deadline: Deadline) -> None:
         try:
             socket.create_connection((address, port), min(deadline.timeout_s(), _CONNECT_S)).close()
             return
-        except socket.gaierror as error:
-            raise InputError(f"{who}: MASTER_ADDR {address!r} is not a known host ({error.strerror})") from error
-        except OSError as error:
-            reason = error.strerror or "no answer"
+        except (OSError, UnicodeError) as error:
+            refuse_name(f"{who}: MASTER_ADDR {address!r}", error)
+            reason = getattr(error, "strerror", None) or "no answer"
         time.sleep(min(_RETRY_S, deadline.remaining_s()))
     raise DeadlineExceeded(
         f"{who}: rank 0 did not open its store at {address}:{port} within {waiting_s:.1f} s ({reason}); "
@@ -141,8 +140,8 @@ def listen_at(address: str, port: int) -> socket.socket | None:
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise InputError(f"MASTER_ADDR {address!r} is not a known host ({error.strerror})") from error
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f"MASTER_ADDR {address!r} is not a known host ({error})") from error
     if is_loopback(str(place[0])) and not says_loopback(address):
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", *place[1:])
     listener = socket.socket(family, socket.SOCK_STREAM)

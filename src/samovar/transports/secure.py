@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.core.host import refuse_name
 from samovar.transports.keys import Key
 
 HEADER_BYTES: Final = 64
@@ -189,7 +190,7 @@ class SecureChannel:
         try:
             return str(self._receiving.getpeername()[0])
         except OSError as error:
-            raise ConnectionLost(f"{self.peer} is gone: connection {_reason(error)}; see its log") from error
+            raise ConnectionLost(f"{self.peer} is gone ({reason_of(error)}); see its log") from error
 
     def end(self) -> None:
         """Neither side sends any more; threads that wait for it get ConnectionLost."""
@@ -212,13 +213,13 @@ class SecureChannel:
 
     def _flush(self, deadline: Deadline) -> None:
         stop, self._sealed_stop = self._sealed_stop, 0
-        with _Failing(self, "take", deadline):
+        with Failing(self.peer, self.end, "take"):
             self._sending_limit.apply(self._sending, deadline)
             self._sending.sendall(self._sealed[:stop])
 
     def _receive_piece(self, part: memoryview, deadline: Deadline) -> None:
         size = len(part) + _TAG_BYTES
-        with _Failing(self, "send", deadline):
+        with Failing(self.peer, self.end, "send"):
             if self._arrived_stop - self._arrived_start < size:
                 self._receive_more(size, deadline)
             start, self._arrived_start = self._arrived_start, self._arrived_start + size
@@ -253,57 +254,70 @@ class _Limit:
             self._set_s = left_s
 
 
-class _Failing:
-    """Ends the channel where sending or receiving fails, and says so in our words."""
+class Failing:
+    """Ends the channel to `peer` where sending or receiving fails, and says so in our words."""
 
-    def __init__(self, channel: SecureChannel, verb: str, deadline: Deadline) -> None:
-        self._channel = channel
-        self._verb = verb
-        self._deadline = deadline
+    def __init__(self, peer: str, end: Callable[[], None], verb: str) -> None:
+        self._peer, self._end, self._verb = peer, end, verb
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             return
-        self._channel.end()
-        peer = self._channel.peer
-        if isinstance(error, TimeoutError):
+        self._end()
+        peer = self._peer
+        if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel has given the host up
             raise DeadlineExceeded(f"{peer} did not {self._verb} data in time; is it stopped or cut off?") from error
         if isinstance(error, InvalidTag):
             raise ConnectionLost(f"{peer}: what arrived is not what was sent; the connection was closed") from error
         if isinstance(error, OSError):
-            raise ConnectionLost(f"{peer} is gone: connection {_reason(error)}; see its log") from error
+            raise ConnectionLost(f"{peer} is gone ({reason_of(error)}); see its log") from error
 
 
 def connect(
     address: Address, key: Key, who: str, peer: str, deadline: Deadline, lost: Callable[[], str | None] = lambda: None
 ) -> SecureChannel:
-    """A channel to the listener at `address`, tried again until it connects; `who` and `peer` name the two sides.
+    """A channel to the listener at `address`; `who` and `peer` name the two sides. Raises as `reached`."""
+    return reached(
+        address, who, peer, lambda limit: connect_once(address, key, peer, limit), deadline, lost, "; does it run?"
+    )
 
-    Raises InputError if the other side has another key, DeadlineExceeded, and RankFailed once `lost` says why.
+
+def reached(
+    address: Address,
+    who: str,
+    peer: str,
+    attempt: Callable[[Deadline], _Answer],
+    deadline: Deadline,
+    lost: Callable[[], str | None] = lambda: None,
+    hint: str = "",
+) -> _Answer:
+    """The result of `attempt`, tried again until it connects to `address`.
+
+    Raises InputError if no host has this name or it has another key, DeadlineExceeded, and RankFailed once `lost` says
+    why.
     """
     waiting_s, reason = deadline.remaining_s(), "no time was given"
     where, place = f"{address[0]}:{address[1]}", peer.removeprefix(f"{who}: ")
     place = place if where in place else f"{place} at {where}"
     while not deadline.passed():
         try:
-            return _connect_once(address, key, peer, Deadline.after(min(deadline.remaining_s(), _CONNECT_S)))
+            return attempt(Deadline.after(min(deadline.remaining_s(), _CONNECT_S)))
         except ssl.SSLError as error:
             raise InputError(
                 f"{who}: {place} does not hold the same key ({error.reason or error}); is it the job's key file?"
             ) from error
-        except socket.gaierror as error:
-            raise InputError(f"{who}: {address[0]!r} is not a known host ({error.strerror})") from error
-        except OSError as error:
-            reason = _reason(error)
+        except (OSError, UnicodeError) as error:
+            refuse_name(f"{who}: {address[0]!r}", error)
+            reason = reason_of(error)
         if (why := lost()) is not None:
             raise RankFailed(f"{who}: {place} cannot be reached ({reason}): {why}")
         time.sleep(min(_RETRY_S, deadline.remaining_s()))
-    raise DeadlineExceeded(f"{who}: {place} cannot be reached within {waiting_s:.1f} s ({reason}); does it run?")
+    raise DeadlineExceeded(f"{who}: {place} cannot be reached within {waiting_s:.1f} s ({reason}){hint}")
 
 
-def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
+def connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
     connection = socket.create_connection(address, deadline.timeout_s())
     try:
         prepare(connection)
@@ -358,5 +372,5 @@ def _parts(array: npt.NDArray[Any]) -> Iterator[memoryview]:
     return (whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES))
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or "closed").lower()
+def reason_of(error: OSError | UnicodeError) -> str:
+    return (getattr(error, "strerror", None) or str(error) or "closed").lower()

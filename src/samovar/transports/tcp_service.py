@@ -10,7 +10,7 @@ from hashlib import sha256
 import numpy as np
 
 from samovar.core.clock import FOR_EVER, Deadline
-from samovar.core.errors import SamovarError
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
 from samovar.transports.secure import PIECE_BYTES, ConnectionLost, SecureChannel
 from samovar.transports.tcp_memory import WindowMemory, WindowTable
@@ -152,9 +152,8 @@ class PeerService:
                 self._do(channel, PeerRequest.unpack(channel.receive(FOR_EVER)))
         except SamovarError as error:
             if peer is not None:
-                self.lost[peer] = (
-                    str(error) if isinstance(error, ConnectionLost) else f"it asked wrongly: {error}; see its log"
-                )
+                is_cut = isinstance(error, ConnectionLost | DeadlineExceeded)
+                self.lost[peer] = str(error) if is_cut else f"it asked wrongly: {error}; see its log"
                 self._windows.wake()
         finally:
             channel.close()

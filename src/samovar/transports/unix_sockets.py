@@ -207,9 +207,12 @@ def connect(address: str, deadline: Deadline) -> socket.socket | None:
     except OSError:
         connection.close()
         return None
-    if not user_process(connection):
+    if not (process_id := user_process(connection)):
         connection.close()
-        raise InputError(f"socket {address} belongs to another user; give the box another name")
+        why = "belongs to another user; give the box another name"
+        if process_id == 0:
+            why = "is of a process that cannot be seen from this container; let both share one PID namespace"
+        raise InputError(f"socket {address} {why}")
     return connection
 
 
@@ -244,7 +247,7 @@ def receive(connection: socket.socket, deadline: Deadline) -> LocalMessage:
         raise ConnectionEnded("the other end of a box's socket has ended")
     try:
         content = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         message.close()

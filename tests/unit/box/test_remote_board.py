@@ -1,6 +1,7 @@
 """The board and the seat of a buffer on another host: as those here, each change once, wherever the link breaks."""
 
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import ABSENT_S, AWAY_S, Box
 from tests.unit.transports.proxy import Proxy
+from tests.unit.transports.test_secure import drop_all, probe_soon
 
 SIZE = 10_000
 SHAPE = BufferShape(SIZE, max_members=4, with_velocity=True, chunk_elements=512)
@@ -334,3 +336,22 @@ def test_a_viewer_reads_and_changes_nothing(box: Box) -> None:
         board.close()
         assert len(box.board("c").rows()) == 1
         assert box.board("c").word(0) == 0
+
+
+def test_a_board_that_fell_silent_is_reached_again(box: Box) -> None:
+    """The kernel has given the connection up meanwhile, as it does half a minute after a cut."""
+    place = box.places["remote"]
+    create_buffer(place, "c", SHAPE, "a test", soon())
+    seat = take_seat(place, "c", "rank 1", soon())
+    seat.board.word(3)
+    assert isinstance(seat.board, RemoteBoard)
+    channel = seat.board._line._channel
+    assert channel is not None
+    probe_soon(channel)
+    for other in box.service._threads:
+        drop_all(other._receiving)
+    poll = select.poll()
+    poll.register(channel._receiving, select.POLLERR)
+    assert poll.poll(1000 * TIMEOUT_S)
+    assert seat.board.word(3) == 0
+    seat.close()

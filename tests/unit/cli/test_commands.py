@@ -1,5 +1,6 @@
 """A command loads only the modules that it needs."""
 
+import errno
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from samovar.cli import commands
 from samovar.cli.commands import COMMANDS, app_of
 
 ROOT = Path(__file__).parents[3]
@@ -82,3 +84,14 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(words: str, redirectio
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False, timeout=100)
     assert ended.returncode == code, ended.stderr
     assert re.fullmatch(said, ended.stderr.strip())
+
+
+def test_a_file_that_may_not_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "w.caffemodel")
+
+    monkeypatch.setattr(commands, "app_of", lambda _words: refuse)
+    assert commands.run(["inspect", "w.caffemodel"], lambda: None) == 2
+    assert capsys.readouterr().err == "samovar: error: w.caffemodel: Permission denied; give one that you may use\n"

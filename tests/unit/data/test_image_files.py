@@ -194,6 +194,17 @@ def test_long_names_are_cut_in_keys(tmp_path: Path, folder: Path) -> None:
     assert key == b"00000000_" + b"x" * 502
 
 
+def test_no_image_is_left_out_without_a_word(tmp_path: Path, folder: Path) -> None:
+    """A link that leads nowhere is named, and so is a link to a folder."""
+    (folder / "cats/lost.jpg").symlink_to("missing.jpg")
+    with pytest.raises(InputError, match=r"1 of \d+ images cannot be used; .*/cats/lost.jpg: cannot be read: No such"):
+        write_image_files(tmp_path / "db", class_folders(folder)[0], Conversion())
+    (folder / "cats/lost.jpg").unlink()
+    (folder / "cats/more").symlink_to(folder / "dogs")
+    with pytest.raises(InputError, match="/cats/more: is a link to a folder"):
+        class_folders(folder)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -201,6 +212,7 @@ def test_long_names_are_cut_in_keys(tmp_path: Path, folder: Path) -> None:
         (lambda folder: class_folders(folder / "none"), "No such file or directory"),
         (lambda folder: ((folder / "empty").mkdir(), class_folders(folder)), r"/empty: has no image \(.jpg,"),
         (lambda _: Conversion(form="tiff"), "--store: got 'tiff'; choose one of: raw, files, png, jpg"),
+        (lambda _: Conversion((50_000, 50_000)), "--resize: an image may have 67,108,864 pixels, got 2,500,000,000"),
         (lambda _: Conversion(SIZE, form="files"), "--store files: keeps the files as they are"),
     ],
 )

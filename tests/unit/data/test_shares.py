@@ -83,6 +83,7 @@ def test_what_cannot_be_split(make_database: Callable[..., Path], tmp_path: Path
                 {"num_records": 29 * 1000},
                 {"num_records": -1},
                 {"run_records": 0},
+                {"run_records": 10**30},
                 {"run_records": 1.5},
                 {"more": 1},
             )

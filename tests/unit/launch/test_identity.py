@@ -227,3 +227,10 @@ def test_ranks_of_gaspi_run_meet_at_its_master_at_a_port_of_their_job() -> None:
     assert identity(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "99"}).port == 99
     with pytest.raises(InputError, match="gaspi_run's variables: GASPI_MASTER not set"):
         identity({name: value for name, value in variables.items() if name != "GASPI_MASTER"})
+
+
+def test_a_rank_that_cannot_see_what_started_it_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container has no parent there."""
+    monkeypatch.setattr("samovar.launch.identity._status_fields", lambda _process: ["S", "0", *["0"] * 30])
+    with pytest.raises(InputError, match="this rank is the first process of a container"):
+        launcher_process()

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -171,7 +172,8 @@ def test_what_listens_there_and_says_nothing_is_no_host_0() -> None:
 def test_strangers_do_not_disturb() -> None:
     def shout(port: int) -> bool:
         try:
-            for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"samovarL" + b"\xff" * 16, b"samovarL" + bytes(16)):
+            deep = b"samovarL" + struct.pack("<QQ", 200_000, 0) + b"[" * 200_000
+            for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"samovarL" + b"\xff" * 16, b"samovarL" + bytes(16), deep):
                 with socket.create_connection(("127.0.0.1", port)) as stranger:
                     stranger.sendall(word)
         except ConnectionRefusedError:

@@ -85,3 +85,9 @@ def test_who_shares_cores_or_is_not_pinned_takes_none(prefix: str, planned: tupl
 )
 def test_least_taken(num_runs: dict[int, int], num_cores: int, wanted: tuple[tuple[int, ...], ...]) -> None:
     assert least_taken(((0, 1), (2, 3)), num_runs, num_cores) == wanted
+
+
+def test_of_cores_that_are_as_free_the_planned_come_first(prefix: str) -> None:
+    """A plan leaves out cores on which other programs compute."""
+    with apart(((1, 2, 3),), prefix, FOUR) as cpus:
+        assert cpus == ((1, 2, 3),)

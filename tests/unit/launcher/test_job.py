@@ -38,3 +38,18 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
 
     assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
     assert [path.name for path in kept.path.iterdir()] == ["rank0.log"]
+
+
+def test_without_any_temporary_folder_the_error_names_the_variable() -> None:
+    program = (
+        "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc']\n"
+        "from samovar.launcher.passing import passing_folder\n"
+        "from samovar.core.errors import InputError\n"
+        "try:\n"
+        "    with passing_folder('test'): pass\n"
+        "except InputError as error: print(error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stdout == (
+        "No usable temporary directory found in ['/proc']; set TMPDIR to a folder that can be written to\n"
+    ), ended.stderr

@@ -56,6 +56,11 @@ def test_other_strategies_learn(name: str) -> None:
     assert found.points[-1].loss < found.points[0].loss
 
 
+def test_owners_and_overlap_are_left_out_of_a_lesson() -> None:
+    asked = replace(question(4), strategies=("sync",), settings={"overlap": "full", "owner": "root"})
+    assert [row.strategy for row in taught(asked, predicted(asked), lambda *_: SHORT)] == [ALONE, "sync"]
+
+
 def test_a_center_refuses_what_is_not_finite_and_keeps_its_momentum() -> None:
     servers = CenterServers([], 12, 1e9)
     servers.learn(3)

@@ -186,6 +186,33 @@ def test_the_least_period() -> None:
     assert least_periods(question, efficiency=1.0) == {"local-sgd": None}
 
 
+def test_the_least_period_of_a_strategy_in_fragments() -> None:
+    """A period of fewer steps than fragments is no answer, and no error."""
+    (period,) = least_periods(asked(CLUSTER, "diloco", 4, sync_period_steps=8, fragments=4, delay_steps=2)).values()
+    assert period is not None
+    assert period >= 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"overlap": "full", "owner": "root"}, "overlap full"),
+        ({"owner": "parts"}, "overlap none"),
+        ({"owner": "parts", "collective": "ring"}, "overlap none"),
+        ({"overlap": "backward"}, "overlap backward"),
+    ],
+)
+def test_settings_of_sync_are_taken_with_recipes_too(settings: dict[str, str], words: str) -> None:
+    cluster = replace(CLUSTER, worker=WorkerSpec(jitter=0.05))
+    question = replace(asked(cluster, "sync", 2, **settings), has_recipes=True, shares_batch=True)
+    assert predicted(question)[0].settings.startswith(words)
+
+
+def test_one_layer_overlaps_with_nothing() -> None:
+    question = replace(asked(CLUSTER, "sync", 2, overlap="backward"), profile=Profile("net", 10, PROFILE.layers[:1]))
+    assert predicted(question)[0].settings.startswith("overlap none")
+
+
 def test_numbers_of_workers() -> None:
     assert list(whole_powers(1, 8)) == [1, 2, 4, 8]
     assert list(whole_powers(3, 20)) == [3, 6, 12, 20]

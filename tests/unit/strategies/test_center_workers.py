@@ -12,6 +12,7 @@ import pytest
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
+from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat, CenterSteps, Staleness
@@ -304,3 +305,26 @@ def test_who_waits_for_whom(name: str) -> None:
     waits, due = run(steps, StrategyConfig(name, sync_period_steps=3))[0]
     assert due == [2, 5]
     assert waits == {"round-robin-easgd": [2, 5], "hybrid-easgd": [0, 1, 2, 3, 4, 5]}.get(name, [])
+
+
+@pytest.mark.parametrize("name", ["async-sgd", "async-msgd", "hogwild-sgd"])
+def test_a_center_that_adds_up_steps_has_the_mean_of_statistics(name: str) -> None:
+    """Twelve workers all see 1 in each step, and keep 0.9 of the sum: it is 10."""
+    layout = Layout.pack([ParameterSpec("w", (20,)), ParameterSpec("norm", (1,), is_learned=False)])
+    size, place, config = layout.num_elements, layout.entries[1].offset, StrategyConfig(name, sync_period_steps=8)
+
+    def statistic(transport: SimTransport) -> float:
+        weights = Region.of(transport.open_window("model", 4 * size, 0), 0, size, np.float32)
+        center = WindowCenter(transport, size, with_velocity=config.traits.has_velocity)
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "ring")
+        seat = CenterSeat(center, transport.group.rank == 0)
+        made = (layout.buckets(), Buffers(weights, weights.part(0, 0)), lambda: transport.deadline(math.inf), seat)
+        worker: Any = build_strategy(config, collectives, *made)
+        for step in range(200):
+            worker.begin_step(step)
+            transport.sleep(1.0)
+            weights.array[place] = np.float32(0.9) * weights.array[place] + 1
+            worker.updated(step)
+        return float(weights.array[place])
+
+    assert simulate(statistic, 12, SimConfig()).results == pytest.approx([10.0] * 12, rel=0.05)

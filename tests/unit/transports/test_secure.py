@@ -1,7 +1,9 @@
 """Channels: what both ends share arrives whole, and what anybody else does opens nothing."""
 
+import ctypes
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -318,3 +320,44 @@ def test_a_handshake_that_ends_early_gives_nothing_away(key: Key) -> None:
     client.advance(to_client)
     assert client.is_over
     assert (client.own_secret, client.others_secret) == (server.others_secret, server.own_secret)
+
+
+def drop_all(connection: socket.socket) -> None:
+    """Let the kernel drop every segment that comes for it, as a cut cable does (a filter of one instruction)."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    attach_filter = 26
+    connection.setsockopt(socket.SOL_SOCKET, attach_filter, struct.pack("HL", 1, ctypes.addressof(instruction)))
+
+
+def probe_soon(channel: SecureChannel) -> None:
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        channel._receiving.setsockopt(socket.IPPROTO_TCP, option, 1)
+
+
+def test_a_host_that_answers_no_probe_is_lost_and_not_late(receiver: Receiver, key: Key) -> None:
+    with connected(receiver, key) as (near, far):
+        probe_soon(near)
+        drop_all(far._receiving)
+        with pytest.raises(ConnectionLost, match="timed out"):
+            near.receive(in_time())
+
+
+def test_a_name_server_that_is_away_for_a_moment_is_asked_again(
+    receiver: Receiver, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, away = socket.getaddrinfo, [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")]
+
+    def found(*words: Any, **more: Any) -> Any:
+        if away:
+            raise away.pop()
+        return real(*words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with connected(receiver, key):
+        assert not away
+
+
+@pytest.mark.parametrize("name", ["a..b", "h" * 64 + ".site"])
+def test_what_cannot_be_a_name_is_refused(key: Key, name: str) -> None:
+    with pytest.raises(InputError, match="not a known host"):
+        connect((name, 1), key, "me", "you", in_time())

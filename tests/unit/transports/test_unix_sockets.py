@@ -1,10 +1,12 @@
 """Handing a running segment to a process that comes later."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport
-from samovar.transports.unix_sockets import SegmentOffer, join_segment
+from samovar.transports.unix_sockets import SegmentOffer, join_segment, listen
 
 MakeSegment = Callable[[int], int]
 TIMEOUT_S = 100.0
@@ -118,3 +120,17 @@ def test_addresses_cannot_be_guessed(make_segment: MakeSegment) -> None:
     with SegmentOffer(descriptor, 1) as first, SegmentOffer(descriptor, 1) as second:
         assert first.address != second.address
         assert len(bytes.fromhex(first.address.removeprefix("samovar-"))) == 16
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.getuid() != 0, reason="makes a PID namespace")
+def test_one_that_cannot_be_seen_is_not_called_another_users() -> None:
+    """Two containers of one pod share a network, but each sees its own processes alone."""
+    address = f"samovar-test-{uuid.uuid4().hex}"
+    program = (
+        "import sys; from samovar.core.clock import Deadline; from samovar.transports.unix_sockets import connect\n"
+        f"connect({address!r}, Deadline.after(20.0))"
+    )
+    with listen(address):
+        words = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert f"socket {address} is of a process that cannot be seen from this container" in ended.stderr

@@ -34,7 +34,10 @@ def decode_blob(blob: Message, where: str) -> npt.NDArray[np.float32]:
         raise InputError(
             f"{where}: has shape {shape}, which is {prod(shape)} values, but holds {values.size}; the file is damaged"
         )
-    return values.reshape(shape)
+    try:
+        return values.reshape(shape)
+    except ValueError:  # none in one direction, and too many in another
+        raise InputError(f"{where}: has shape {shape}, which no array can have; the file is damaged") from None
 
 
 def encode_blob(blob: Message, array: npt.NDArray[np.float32]) -> None:

@@ -80,7 +80,7 @@ def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
             if size_bytes > MAX_BINARY_BYTES:
                 raise InputError(
                     f"net '{net_name}' has more than 2 GB of weights, the limit of a caffemodel; "
-                    "use Samovar's own snapshot"
+                    "use its HDF5 form (.caffemodel.h5, or snapshot_format: HDF5 in the solver)"
                 )
             encode_blob(layer.blobs.add(), array)
     return bytes(net.SerializeToString(deterministic=True))

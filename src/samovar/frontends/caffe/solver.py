@@ -11,7 +11,7 @@ from samovar.core.large_batch import LargeBatch
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, TextPlace, field_names, read_text
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, check_solver, only_for_caffe, solver_warnings
-from samovar.frontends.caffe.spec import PHASES, Phase, find_named
+from samovar.frontends.caffe.spec import PHASES, Phase, find_named, is_there
 from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
 
 _TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
@@ -316,3 +316,12 @@ def _shown(value: float | int | tuple[int, ...]) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_shown, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def learned_net(path: Path, named: str) -> Path:
+    """The caffemodel that a solverstate names: from its own folder, as they were saved, else as Caffe finds it."""
+    candidates = (path.parent / Path(named).name, Path(named))
+    for candidate in candidates:
+        if is_there(candidate) and candidate.is_file():
+            return candidate
+    raise InputError(f"{path}: its weights {named!r} are neither at {candidates[0]} nor at {candidates[1]}")

@@ -43,17 +43,13 @@ _WRAPPER_PREFIX = "module."  # DistributedDataParallel's
 
 def is_named_file(path: Path) -> bool:
     """Whether `path` begins like a safetensors file or one by torch.save; False if it cannot be read."""
-    return is_safetensors(path) or is_torch_file(path)
+    return is_safetensors(path) or _start(path).startswith((_ZIP_MAGIC, _PICKLE_MAGIC))
 
 
 def is_safetensors(path: Path) -> bool:
     start = _start(path)
     size = int.from_bytes(start[:_HEADER_SIZE_BYTES], "little")
     return start[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + 1] == b"{" and 2 <= size < 1 << 40
-
-
-def is_torch_file(path: Path) -> bool:
-    return _start(path).startswith((_ZIP_MAGIC, _PICKLE_MAGIC))
 
 
 def read_named(path: Path) -> NamedArrays:

@@ -109,6 +109,7 @@ def test_floats_written_one_by_one(tmp_path: Path) -> None:
 BAD_BLOBS = [
     ({"shape": {"dim": [2, 3]}, "data": [1.0]}, r"has shape \(2, 3\), which is 6 values, but holds 1"),
     ({"shape": {"dim": [1 << 40, 1 << 40]}, "data": [1.0]}, "1208925819614629174706176 values, but holds 1"),
+    ({"shape": {"dim": [0, 1 << 62, 1 << 62]}}, "no array can have"),
     ({"shape": {"dim": [-1, -1]}, "data": [1.0]}, "none negative"),
     ({"shape": {"dim": [1] * 33}, "data": [1.0]}, "at most 32 axes"),
     ({"shape": {"dim": [1]}, "data": [1.0], "double_data": [1.0]}, "both float and double"),

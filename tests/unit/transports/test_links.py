@@ -1,0 +1,61 @@
+"""Connections between launchers: content of any size arrives, and nothing that nobody takes holds up the end."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from samovar.core.clock import Deadline
+from samovar.transports.keys import Key
+from samovar.transports.links import MOST_BYTES, HostLink, Inbox, link_to, next_link, sealed_link
+from samovar.transports.tcp_listen import address_of, listen
+from tests.unit.transports.test_secure import Receiver, connected, receiver
+
+__all__ = ["receiver"]  # a fixture
+TIMEOUT_S = 20.0
+
+
+def in_time() -> Deadline:
+    return Deadline.after(TIMEOUT_S)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[HostLink, HostLink]]:
+    """Both ends of a connection without a key."""
+    with listen() as listener:
+        near = link_to(address_of(listener), None, "host 1", in_time())
+        near.send({"is": "hello"}, in_time())
+        found = next_link(listener, None, in_time())
+    assert found is not None
+    yield near, found[0]
+    near.close()
+    found[0].close()
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 25, 64, MOST_BYTES])
+def test_a_content_of_any_size_comes_as_it_was(
+    receiver: Receiver, key: Key, pair: tuple[HostLink, HostLink], size: int
+) -> None:
+    """24 bytes are as many as a head has."""
+    content = (bytes(range(256)) * (size // 256 + 1))[:size]
+    with connected(receiver, key) as (near, far):
+        for sender, taker in ((sealed_link(near), sealed_link(far)), pair):
+            sender.send({"is": "part"}, in_time(), content)
+            assert taker.receive(in_time()) == ({"is": "part"}, content)
+
+
+def test_messages_that_nobody_takes_hold_nothing_up(pair: tuple[HostLink, HostLink]) -> None:
+    near, far = pair
+    inbox = Inbox({1: near}, TIMEOUT_S)
+    for number in range(1000):
+        far.send({"is": "record", "number": number}, in_time())
+    came: list[int] = []
+    while len(came) < 1000 and (more := inbox.wait(in_time())):
+        came += [message["number"] for _, message, _ in more]
+    assert came == list(range(1000))
+    for number in range(1000):
+        far.send({"is": "record", "number": number}, in_time())
+    closing = threading.Thread(target=inbox.close, daemon=True)
+    closing.start()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
