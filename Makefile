@@ -12,7 +12,7 @@ SITE_GROUND := .venv/site-ready
 setup: $(GROUND)
 
 $(GROUND): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.cpp native/*.hpp)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt scikit-build-core nanobind
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[dev]'
 	touch $@

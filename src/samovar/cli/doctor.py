@@ -68,6 +68,8 @@ def doctor(
     else:
         _show(host, devices, record, findings)
         _show_links(links)
+        show_lines(printer(), "")
+        show_facts(printer(), "What to train with", advice(host, links))
 
 
 def _clock_findings(links: Sequence[HostLinkFigures]) -> list[Finding]:

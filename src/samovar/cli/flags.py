@@ -24,7 +24,7 @@ _MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core.
 _DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
 _TIMEOUT = "How long a worker waits for another before it gives up."
 _BATCH = "global: one batch for all workers."
-_RECIPE = "auto: learn as one worker does."
+_RECIPE = "auto: learn as one worker does. Default: auto, but none for sync."
 _EXACT = "Sum the batch in K slices, in one order: the same bits with any number of workers up to K."
 _LARGE = "Larger steps: N samples, of all workers together."
 _RATE = f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALINGS)}. Default: firecaffe."
@@ -124,7 +124,7 @@ class Boxed(NamedTuple):
 
     box: Annotated[str | None, SHARING("BOX", "The box to train at: a name or HOST:PORT.")] = None
     join: Annotated[bool, SHARING("", "Join those who train at the box already.", "--join")] = False
-    key_file: Annotated[Path | None, SHARING("FILE", "The key of a box at HOST:PORT.")] = None
+    key_file: Annotated[Path | None, SHARING("FILE", "The key of a box at HOST:PORT, or of all hosts.")] = None
     buffer: Annotated[str | None, SHARING("NAME", _BUFFER, hidden=True)] = None
 
 

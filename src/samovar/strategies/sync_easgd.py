@@ -61,7 +61,7 @@ VARIANT = Setting(
             lambda chosen, _: "none" if chosen["variant"] == "broadcast" else "period", "`period`"
         ),
         VARIANT,
-        COMPRESS_DIFFERENCES,
+        COMPRESS_DIFFERENCES.among(NONE, *_PROMPT_CODECS),
         ALWAYS_COMPRESSES,
     ),
     recipe=ELASTIC_RECIPE,
@@ -123,11 +123,6 @@ class SyncEasgd(LocalSteps):
             raise InputError(
                 f"--compress {chosen.compress}: --variant broadcast sends weights, which are never compressed; "
                 "leave one of them out"
-            )
-        if chosen.codec not in (None, *_PROMPT_CODECS):
-            raise InputError(
-                f"--compress {chosen.compress}: what it leaves out of a difference would reach the center many "
-                f"exchanges late, and take it past the workers; with {chosen.name} choose bf16, int8 or int4"
             )
 
     @classmethod

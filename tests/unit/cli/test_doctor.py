@@ -75,7 +75,16 @@ def test_one_core_is_enough_and_off_a_terminal_it_prints_plain_lines(tmp_path: P
     assert (ended.returncode, ended.stderr) == (0, "")
     assert CalibrationRecord.load(path).cores == 1
     assert ended.stdout.isascii()
-    for words in ("What is here", "processor", "NUMA nodes", "versions", "Measured", "wake-up by futex", "4 KiB"):
+    for words in (
+        "What is here",
+        "processor",
+        "NUMA nodes",
+        "versions",
+        "Measured",
+        "wake-up by futex",
+        "4 KiB",
+        "What to train with",
+    ):
         assert words in ended.stdout
 
 

@@ -19,7 +19,7 @@ FLAGS: dict[Channels, int] = {"color": cv2.IMREAD_COLOR, "gray": cv2.IMREAD_GRAY
 RGBA = np.dstack([picture(), picture(seed=1)[..., 0]])
 FILES = {
     **{f"JPEG {mode}": encoded(picture(), "JPEG", mode) for mode in ("RGB", "L")},
-    "JPEG MPO": encoded(picture(), "MPO", "L", save_all=True, append_images=[Image.fromarray(picture()[..., 0])]),
+    "JPEG MPO": encoded(picture(), "MPO", save_all=True, append_images=[Image.fromarray(picture())]),
     "JPEG progressive": encoded(picture(), "JPEG", progressive=True, subsampling=1, quality=60),
     **{f"JPEG turned {n}": encoded(picture(), "JPEG", orientation=n) for n in range(2, 9)},
     **{f"PNG {mode}": encoded(picture(), "PNG", mode) for mode in ("RGB", "L", "LA", "1", "P")},
