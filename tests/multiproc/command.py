@@ -90,6 +90,11 @@ class Command:
         """Its output on stdout so far."""
         return self._files[0].read_text()
 
+    @property
+    def errors(self) -> str:
+        """Its output on stderr so far."""
+        return self._files[1].read_text()
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

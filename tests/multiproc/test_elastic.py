@@ -18,7 +18,7 @@ import pytest
 
 from tests.multiproc.command import Command
 from tests.multiproc.elastic_program import BATCH, NUM_SAMPLES, PERIOD
-from tests.multiproc.script_run import run_script
+from tests.multiproc.script_run import run_script, start_script, write_script
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 STRATEGIES = ("local-sgd", "diloco", "sync-easgd")
@@ -302,3 +302,58 @@ def longest_round(folder: Path) -> float:
         for first, second in itertools.pairwise(line for line in worker if line[0] % PERIOD == 0)
     ]
     return max(lengths) / statistics.median(lengths)
+
+
+GOES_FIRST = """
+import torch, samovar
+begins = "SAMOVAR_ELASTIC_JOINS" not in os.environ
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+replica = samovar.replicate(model, optimizer, "local-sgd", sync_period_steps=2)
+while begins or not Path("go").exists():
+    optimizer.zero_grad()
+    replica.backward(model(torch.ones(3, 4)).square().mean())
+    replica.step()
+    time.sleep(0.01)
+    if begins:
+        Path("there").touch()
+        if replica.world_size == 2:
+            replica.leave()
+            break
+else:
+    replica.finish()
+"""
+
+
+def test_those_that_joined_train_on_when_the_first_command_has_no_worker_left(tmp_path: Path, job: str) -> None:
+    script = write_script(tmp_path, GOES_FIRST)
+    with Command("run", "-n", 1, "--elastic", job, script, folder=tmp_path) as first:
+        first.until((tmp_path / "there").exists, "the job has begun")
+        with Command("run", "-n", 1, "--join", job, script, folder=tmp_path) as second:
+            first.until(lambda: "it waits for those that joined the job" in first.errors, "the first command waits")
+            (tmp_path / "go").touch()
+            ended, joined = first.wait(), second.wait()
+    assert (ended.return_code, joined.return_code) == (0, 0), ended.errors + joined.errors
+
+
+SAVES_AT_A_SIGNAL = """
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+tell("there")
+while not seen:
+    time.sleep(0.01)
+if rank:
+    sys.exit(1)
+deadline = time.monotonic() + 4
+while time.monotonic() < deadline:
+    time.sleep(0.01)
+tell("done")
+"""
+
+
+def test_a_signal_that_asks_nobody_to_end_does_not_end_the_others_later(tmp_path: Path, job: str) -> None:
+    with start_script(tmp_path, SAVES_AT_A_SIGNAL, 2, "--elastic", job, "--grace", 1) as command:
+        command.until(lambda: all((tmp_path / f"there-{rank}").exists() for rank in range(2)), "both are there")
+        command.send(signal.SIGUSR1)
+        command.wait()
+    assert (tmp_path / "done-0").exists()

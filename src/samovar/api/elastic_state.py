@@ -22,7 +22,9 @@ def packed(state: Given) -> tuple[dict[str, Any], int]:
     numbers = {name: value for name, value in state["strategy"].items() if not isinstance(value, np.ndarray)}
     arrays = {f"{_STRATEGY}{name}": value for name, value in state["strategy"].items() if isinstance(value, np.ndarray)}
     tensors = {name: torch.from_numpy(value) for name, value in {**arrays, _WEIGHTS: state["weights"]}.items()}
-    buffers = {f"{_BUFFER}{name}": buffer.detach().cpu().contiguous() for name, buffer in state["buffers"].items()}
+    # Copies: buffers may share a tensor, which safetensors refuses.
+    copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in state["buffers"].items()}
+    buffers = {f"{_BUFFER}{name}": copy.contiguous() for name, copy in copies.items()}
     data = memoryview(safetensors.torch.save({**tensors, **buffers}))
     descriptor = create_empty()
     while data:

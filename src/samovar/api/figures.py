@@ -183,8 +183,8 @@ class ReplicaFigures:
             laps.lap("exchange_s")
             start_s = time.monotonic()
             result = apply() if self._pacing is None else self._pacing.updating(apply)
-            if self._waits and self._has_met and self._last_loss is not None:
-                _await_device(self._last_loss)
+            if self._waits and self._has_met and self._last_loss is not None and self._last_loss.is_cuda:
+                torch.cuda.synchronize(self._last_loss.device)  # an exchange would wait for its work, and count it
             laps.lap("update_s")
             if trace is not None:
                 trace.add(Span("update", "optimizer step", start_s, trace.now_s()))
@@ -391,9 +391,3 @@ class FigureCalls:
 def leaves(model: nn.Module) -> Sequence[tuple[str, nn.Module]]:
     """The modules without inner ones, by name."""
     return [(name or type(model).__name__, m) for name, m in model.named_modules() if not any(m.children())]
-
-
-def _await_device(loss: torch.Tensor) -> None:
-    """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
-    if loss.is_cuda:
-        torch.cuda.synchronize(loss.device)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -110,6 +111,14 @@ class ElasticRun:
             self._door.rank_ended(end.process_id)
         if end.return_code:
             self._say(f"samovar: warning: {end_sentence(end, [], socket.gethostname(), ())}; the others continue")
+
+    def linger(self) -> None:
+        """Keep the job for workers that joined it, where those of this command have ended."""
+        door = self._door
+        if isinstance(door, QuorumServer) and door.has_members:
+            self._say("samovar: the workers of this command have ended; it waits for those that joined the job")
+            while door.has_members:
+                time.sleep(0.2)
 
     def __enter__(self) -> Self:
         meeting = self._flags.meeting()

@@ -96,6 +96,8 @@ def run_script(
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts, kept)
         ends = launch.run()
+        if isinstance(kept, ElasticRun) and not any(number in ENDING for number in launch.signals):
+            kept.linger()
     raise typer.Exit(_finish(output, launch, ends, is_elastic=is_elastic))
 
 

@@ -23,7 +23,9 @@ def object_at(source: str, what: str) -> tuple[str, object]:
     if path is not None and not path.is_file():
         raise InputError(f"{what} {source}: no such file: {place}; {_FORM}")
     try:
-        module = _module_named(place) if path is None else _module_of(path)
+        if path is None:
+            _find_in(Path.cwd())  # if no other module has its name
+        module = importlib.import_module(place) if path is None else _module_of(path)
     except ModuleNotFoundError as error:
         raise InputError(f"{what} {source}: there is no module {error.name!r}; {_FORM}") from error
     except Exception as error:
@@ -32,12 +34,6 @@ def object_at(source: str, what: str) -> tuple[str, object]:
     if found is None:
         raise InputError(f"{what} {source}: {place} has no {name}; {_FORM}")
     return f"{path or place}:{name}", found
-
-
-def _module_named(name: str) -> ModuleType:
-    """A module of the working folder, if no other has its name."""
-    _find_in(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _module_of(path: Path) -> ModuleType:

@@ -309,7 +309,8 @@ class ScriptLaunch(EndPolicy):
         return self._grace_s if any(number in ENDING for number in self._signals) else math.inf
 
     def patience_s(self, failed: RankEnd) -> float:
-        if self._goes_on(failed):
+        is_asked = failed.return_code == EXIT_PREEMPTED or any(number in ENDING for number in self._signals)
+        if not is_asked and self._kept is not None and self._kept.is_filled():
             return math.inf
         if self._signals or failed.return_code == EXIT_PREEMPTED:
             return self._grace_s

@@ -272,6 +272,8 @@ class Snapshots:
         self._lock = _locked_folder(folder)
 
     def __enter__(self) -> "Snapshots":
+        for unfinished in self._folder.glob(".*.partial"):
+            unfinished.unlink()
         self._restore()
         self._thread.start()
         return self
@@ -300,6 +302,8 @@ class Snapshots:
         there = self._buffers.names()
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             name = path.name.removesuffix(_SUFFIX)
+            if name in there:
+                self._written[name] = b""  # older than the buffer, and goes with it
             if name in there or name.startswith("."):
                 continue
             try:

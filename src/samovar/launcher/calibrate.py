@@ -32,12 +32,9 @@ def calibrate(host: HostFigures) -> CalibrationRecord:
     Raises RankFailed if a process ends early, InputError if memory is short, EndedBySignal.
     """
     cpus = host.cpus_allowed[:_MAX_RANKS]
-    return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, _copy_bytes(host, len(cpus))))
-
-
-def _copy_bytes(host: HostFigures, num_ranks: int) -> int:
-    free = host.memory_available_bytes // (_MEMORY_SHARE * 2 * num_ranks)
-    return max(_MIN_COPY_BYTES, min(_COPY_BYTES, free))
+    free_bytes = host.memory_available_bytes // (_MEMORY_SHARE * 2 * len(cpus))
+    copy_bytes = max(_MIN_COPY_BYTES, min(_COPY_BYTES, free_bytes))
+    return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, copy_bytes))
 
 
 def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:

@@ -270,7 +270,7 @@ class Quorum:
             self._open_round(now_s)
 
     def _open_round(self, now_s: float) -> None:
-        """Take in those at the door. The first member gives them its state, and trains on."""
+        """Take in those at the door. The first member that still trains gives them its state, and trains on."""
         free = self.size.max_workers - len(self._members)
         come = self._door[:free]
         if len(self._members) + len(come) < self.size.min_workers:
@@ -283,7 +283,8 @@ class Quorum:
         del self._door[:free]
         staying, self._coming = self._members, come
         self._members = self._by_host([*staying, *come])
-        self._giver = staying[0] if come else None
+        train = (number for number in staying if self._workers[number].last is not Last.FINISH)
+        self._giver = next(train, staying[0]) if come else None
         self._version += self._opened != self.members
         self._opened = self.members
         for number in self._members:
@@ -348,4 +349,5 @@ class Quorum:
         self._door.clear()
 
     def _division(self, number: int) -> Division:
-        return Division(self.round, self._members.index(number), len(self._members), self._version)
+        """Its part among those with which the round began; some of them may be gone."""
+        return Division(self.round, self._opened.index(number), len(self._opened), self._version)

@@ -19,6 +19,7 @@ from samovar.transports.shm import create_segment
 from samovar.transports.unix_sockets import LocalMessage, listen, receive, send, user_process
 
 _LOOK_S = 1.0
+_MOST_LETTERS = 64  # the name of a socket has 107 bytes
 # A message that is there takes no time; to a worker that reads nothing for long nothing is sent any more.
 _MESSAGE_S = 0.05
 # The errors of a message of another version.
@@ -27,8 +28,8 @@ OTHER_LANGUAGE: Final = (ArithmeticError, AttributeError, LookupError, TypeError
 
 def address_of(job: str, door: str = "") -> str:
     """The name of the socket. Raises InputError for a job's name that is none."""
-    if not job.replace("-", "").replace("_", "").isalnum() or not job.isascii():
-        raise InputError(f"elastic job {job!r}: a name is made of letters, digits, - and _")
+    if not job.replace("-", "").replace("_", "").isalnum() or not job.isascii() or len(job) > _MOST_LETTERS:
+        raise InputError(f"elastic job {job!r}: a name has up to {_MOST_LETTERS} letters, digits, - and _")
     return f"samovar-elastic-{os.getuid()}-{job}{door and f'/{door}'}"
 
 
@@ -212,6 +213,8 @@ class QuorumDoor(ABC):
 
     def _tell(self, number: int, content: dict[str, Any]) -> None:
         """Send a reply to a worker of this host, with the memory that belongs to it."""
+        if number not in self._connections:  # it is gone, or its host
+            return
         if "state" in content:
             place = StatePlace.from_json(content["state"])
             if place.token != self._state[0]:
@@ -227,11 +230,8 @@ class QuorumDoor(ABC):
             self._dead.append(number)
 
     def _post(self, number: int, content: dict[str, Any], *descriptors: int) -> None:
-        connection = self._connections.get(number)
-        if connection is None:
-            return
         try:
-            send(connection.link, content, Deadline.after(_MESSAGE_S), descriptors)
+            send(self._connections[number].link, content, Deadline.after(_MESSAGE_S), descriptors)
         except (SamovarError, DeadlineExceeded):
             self._dead.append(number)
 

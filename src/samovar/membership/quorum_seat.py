@@ -124,7 +124,7 @@ class QuorumSeat:
         return self._segment
 
     def enter(self) -> tuple[Admission, Given]:
-        self._tell("hello", dataclasses.asdict(self._hello))
+        self._tell("hello", {**dataclasses.asdict(self._hello), "listens": self._address is not None})
         message = self._answer("Admission")
         content = message.content
         state = content.pop("state", None)

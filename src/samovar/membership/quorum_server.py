@@ -11,7 +11,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.membership.quorum import Quorum, QuorumSize
 from samovar.membership.quorum_door import OTHER_LANGUAGE, QuorumDoor
-from samovar.membership.quorum_messages import Admission, Hello, Last, Reply
+from samovar.membership.quorum_messages import Admission, Hello, Last, Refused, Reply
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key
 from samovar.transports.links import HostLink, Inbox
@@ -73,6 +73,10 @@ class QuorumServer(QuorumDoor):
         """Where other hosts reach it, if they may."""
         return None if self._courier is None else self._courier.address
 
+    @property
+    def has_members(self) -> bool:
+        return bool(self._quorum.members)
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         for far in self._far.values():
@@ -92,6 +96,9 @@ class QuorumServer(QuorumDoor):
     def _act(self, number: int, content: dict[str, Any], host: str) -> None:
         now_s = time.monotonic()
         match content.pop("kind"):
+            case "hello" if self._courier is not None and not content.get("listens"):
+                why = "it is on several hosts; join it with --master-addr, --master-port and --key-file, too"
+                self._send(number, Refused(why, is_input=True))
             case "hello":
                 self._quorum.came(number, _hello(content, host), now_s)
             case "state":

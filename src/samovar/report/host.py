@@ -58,6 +58,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
     memory = _memory(root)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     groups = list(control_groups(root))
+    limits = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
     waited = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"))  # of the last ten seconds
     return HostFigures(
         cpu_model=next(iter(models(root / "proc/cpuinfo")), platform.machine()),
@@ -75,7 +76,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         memfd_error=_memfd_error(),
         huge_pages=_selected(root / "sys/kernel/mm/transparent_hugepage/enabled"),
         shared_huge_pages=_selected(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"),
-        limits={name: _soft_limit(number) for name, number in _LIMITS.items()},
+        limits={name: None if soft == resource.RLIM_INFINITY else soft for name, soft in limits.items()},
         kernel=f"{platform.system()} {platform.release()}",
         versions={"python": platform.python_version(), **_versions()},
         missing_modules=missing_modules(),
@@ -104,11 +105,6 @@ def _memfd_error() -> str | None:
     except OSError as error:
         return error.strerror
     return None
-
-
-def _soft_limit(number: int) -> int | None:
-    soft, _ = resource.getrlimit(number)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _versions() -> dict[str, str]:

@@ -104,10 +104,11 @@ class Setting:
 
     def check(self, value: Value, strategy: str) -> None:
         """Raises InputError if the value is out of range, TypeError if it is of another type."""
+        kinds = _MEASURES.get(self.kind, self.kind)
         if self.choices:
             whose = f" of {strategy}" if self.name == "overlap" else ""
             require_choice(f"{self.flag}{whose}", value, self.choices)
-        elif not _is_of(self.kind, value):
+        elif not isinstance(value, kinds) or isinstance(value, bool) != (self.kind is bool):  # a switch is no number
             raise TypeError(f"{self.flag}: got {value!r}; give a value of type {self.kind.__name__}")
         elif self.kind in _MEASURES and not self._holds(number := _measured(value)):
             got = f"{value}" if self.above is None and math.isfinite(number) else f"{number:g}"
@@ -129,11 +130,6 @@ class Setting:
             and (self.above is None or value > self.above)
             and value < self.below
         )
-
-
-def _is_of(kind: type, value: object) -> bool:
-    """Whether it is a value of this type; a switch is not a number."""
-    return isinstance(value, _MEASURES.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
 
 
 def _measured(value: Any) -> float:

@@ -295,3 +295,27 @@ def test_if_all_die_before_anything_was_exchanged_another_one_begins() -> None:
 def test_impossible_sizes_are_refused(founders: int, least: int, most: int) -> None:
     with pytest.raises(InputError, match=r"--m(in|ax)-workers"):
         QuorumSize(founders, least, most)
+
+
+def test_those_that_come_divide_the_data_as_those_that_stay_if_one_dies_meanwhile() -> None:
+    played = Played(3)
+    played.came(1, 2, 3)
+    played.quorum.gone(3, 0.0)
+    played.quorum.gave(1, 0.0)
+    (founder,), (other,) = played.got(1), played.got(2)
+    assert isinstance(founder, Admission)
+    assert isinstance(other, Admission)
+    assert (founder.division.rank, founder.division.world_size) == (0, 3)
+    assert (other.division.rank, other.division.world_size) == (1, 3)
+
+
+def test_one_that_still_trains_gives_its_state() -> None:
+    played = Played(2).begun(1, 2)
+    played.came(5, joins=True)
+    played.ready(1, last=Last.FINISH, num_steps=0)
+    played.ready(2)
+    for number in (1, 2):
+        played.got(number)
+    played.voted(1, 2)
+    found = [reply.gives for number in (1, 2) for reply in played.got(number) if isinstance(reply, Decision)]
+    assert found == [False, True]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from samovar._native import Segment
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.membership import state_courier
@@ -38,6 +39,10 @@ def job(tmp_path: Path) -> str:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as made:
         yield made
+
+
+def in_time() -> Deadline:
+    return Deadline.after(20.0)
 
 
 def packed(state: Any) -> tuple[dict[str, Any], int]:
@@ -245,3 +250,57 @@ def test_a_worker_that_speaks_another_language_ends_nobody_else(
         first = seat(job, 0)
         assert pool.submit(first.enter).result()[0].is_founder
         first.close()
+
+
+def test_a_job_on_several_hosts_refuses_a_worker_that_listens_nowhere(
+    job: str, pool: ThreadPoolExecutor, key: Key
+) -> None:
+    with QuorumServer(job, QuorumSize(1), Meeting("127.0.0.1", 0, key, "near")):
+        first, other = seat(job, 0, address="127.0.0.1"), seat(job, 0, joins=True)
+        assert pool.submit(first.enter).result()[0].is_founder
+        with pytest.raises(InputError, match="it is on several hosts; join it with --master-addr"):
+            other.enter()
+        first.close()
+        other.close()
+
+
+def test_a_lost_host_leaves_the_others_memory_for_as_many_as_they_are(
+    job: str, pool: ThreadPoolExecutor, key: Key
+) -> None:
+    """The lost host comes first in the order of workers, and one of its two had not come to the exchange."""
+
+    def enter(one: QuorumSeat, at_door: int) -> Any:
+        entering = pool.submit(one.enter)
+        assert polled(lambda: len(server._quorum._door) == at_door, in_time(), 0.01)
+        return entering
+
+    with QuorumServer(job, QuorumSize(1), Meeting("127.0.0.1", 0, key, "near")) as server, ExitStack() as far_host:
+        relay = far_host.enter_context(relay_to(server, job, key, "two"))
+        first = seat(job, 0, address="127.0.0.1")
+        first.enter()
+        first.give({"step": 0})
+        far = [seat(job, place, joins=True, door="two", address=relay.address) for place in range(2)]
+        entering = [enter(one, place + 1) for place, one in enumerate(far)]
+        first.ready(4, Last.NO)
+        first.vote(True)
+        first.give({"step": 4})
+        for one in entering:
+            one.result()
+        first.close()
+        assert polled(lambda: len(server._quorum.members) == 2, in_time(), 0.01)
+        back = [seat(job, place, joins=True, address="127.0.0.1") for place in range(2)]
+        entering = [enter(one, place + 1) for place, one in enumerate(back)]
+        for exchange in [pool.submit(one.ready, 4, Last.NO) for one in far]:
+            exchange.result()
+        votes = [vote.result() for vote in [pool.submit(one.vote, True) for one in far]]
+        far[[vote.gives for vote in votes].index(True)].give({"step": 8})
+        for one in entering:
+            one.result()
+        exchanges = [pool.submit(one.ready, 4, Last.NO) for one in (*back, far[1])][:2]
+        assert polled(lambda: len(server._quorum._waiting()) == 3, in_time(), 0.01)
+        far_host.close()
+        for one, exchange in zip(back, exchanges, strict=True):
+            assert exchange.result().hosts.count("near") == 2
+            Segment(one.segment, 2)
+        for one in (*far, *back):
+            one.close()

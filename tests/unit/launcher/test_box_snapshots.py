@@ -1,0 +1,67 @@
+"""The files of a box's buffers: those of dropped buffers go, and nothing unfinished is in the way."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samovar.box.buffers import BufferShape, NamedBuffers
+from samovar.launcher.box_files import Snapshots
+
+SELDOM_S = 1e6
+
+
+class Memory:
+    """A memory holder, which outlives servers."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+
+    def get(self) -> dict[str, int]:
+        return {name: os.dup(descriptor) for name, descriptor in self.kept.items()}
+
+    def put(self, name: str, descriptor: int) -> None:
+        self.kept[name] = os.dup(descriptor)
+
+    def discard(self, name: str) -> None:
+        os.close(self.kept.pop(name))
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    for descriptor in made.kept.values():
+        os.close(descriptor)
+
+
+def test_a_buffer_that_outlived_its_server_takes_its_file_with_it(memory: Memory, tmp_path: Path) -> None:
+    """The next server finds both; the buffer is dropped before it was written again."""
+    told: list[str] = []
+    first = NamedBuffers(memory)
+    with Snapshots(first, tmp_path, SELDOM_S, told.append) as snapshots:
+        first.create("copy", BufferShape(100))
+        snapshots.write()
+    first.close()
+    second = NamedBuffers(memory)
+    with Snapshots(second, tmp_path, SELDOM_S, told.append) as snapshots:
+        assert list(tmp_path.glob("*.safetensors"))
+        second.drop("copy")
+        snapshots.write()
+        assert not list(tmp_path.glob("*.safetensors"))
+    second.close()
+    assert told == []
+
+
+def test_what_a_killed_server_left_unfinished_is_not_in_the_way(memory: Memory, tmp_path: Path) -> None:
+    """In a container the next server may have the same process number, and so the same name for its file."""
+    left = tmp_path / f".copy.safetensors.{os.getpid()}.partial"
+    left.write_bytes(b"half")
+    buffers = NamedBuffers(memory)
+    with Snapshots(buffers, tmp_path, SELDOM_S, print) as snapshots:
+        buffers.create("copy", BufferShape(100))
+        snapshots.write()
+    buffers.close()
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["copy.safetensors"]
+    assert not left.exists()
