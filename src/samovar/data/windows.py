@@ -221,11 +221,12 @@ class WindowSource:
                 f"{config.source}: image {number}: '{self._paths[number]}' is {image.shape[2]} x {image.shape[1]}, and "
                 f"a window ends at {tuple(corners[2:])}; correct the file"
             )
-        if cut.width < 1 or cut.height < 1:
-            return  # nothing of it is left in this size
-        pixels = resized(image[:, cut.y1 : cut.y2 + 1, cut.x1 : cut.x2 + 1], (cut.height, cut.width))
         left = cut.right if is_mirrored else cut.left
-        place = np.s_[:, cut.top : cut.top + cut.height, left : left + cut.width]
+        width = min(cut.width, config.transform.crop_size - left)
+        if width < 1 or cut.height < 1:
+            return  # nothing of it is left in this size
+        pixels = resized(image[:, cut.y1 : cut.y2 + 1, cut.x1 : cut.x2 + 1], (cut.height, width))
+        place = np.s_[:, cut.top : cut.top + cut.height, left : left + width]
         values = (pixels[..., ::-1] if is_mirrored else pixels).astype(np.float32)
         target[place] = (values if self._mean is None else values - self._mean[place]) * np.float32(config.scale)
 
@@ -239,7 +240,8 @@ class WindowSource:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A part of an image: x1 .. x2 by y1 .. y2, both ends included, the size it is stretched to, and its margins.
-    Before it are `top` rows and `left` columns of zeros, or `right` columns if it is mirrored."""
+    Before it are `top` rows and `left` columns of zeros, or `right` columns if it is mirrored; by rounding `width` may
+    then be a column too many."""
 
     x1: int
     y1: int
@@ -269,7 +271,7 @@ def cut_of(corners: list[int], image_size: tuple[int, int], config: WindowDataCo
     factor = np.float32(size) / np.float32(size - 2 * config.context_pad)
     first, last, width, left, right = _along(x1, np.float32(x2 - x1 + 1) / 2, half_width * factor, image_size[0], size)
     upper, lower, height, top, _ = _along(y1, np.float32(y2 - y1 + 1) / 2, half_height * factor, image_size[1], size)
-    return Cut(first, upper, last, lower, min(width, size - left), min(height, size - top), left, right, top)
+    return Cut(first, upper, last, lower, width, min(height, size - top), left, right, top)
 
 
 def _along(

@@ -44,7 +44,8 @@ def describe_net(path: Path, wanted: Wanted) -> Description:
     """Layers with shapes, parameters, multiply-adds and memory."""
     net, notes = _built(path, wanted)
     cost = costs(net)
-    batch_size = next((shape[0] for shape in net.input_shapes.values() if shape), 1)
+    own = load_net(path).own_batch_size(_phase(wanted))
+    batch_size = next((shape[0] for shape in net.input_shapes.values() if shape), own)
     rows = [_row(layer) for layer in cost.layers]
     columns = ("layer", "type", "tops", "shape", "parameters", "multiply-adds", "bytes")
     return Description("net", _net_facts(net, cost, batch_size), [TextTable("layers", columns, rows)], notes)

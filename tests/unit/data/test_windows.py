@@ -155,3 +155,20 @@ def test_an_image_that_is_smaller_than_its_file_says(config: WindowDataConfig, t
         source.read(0, 1)
     with pytest.raises(InputError, match="cannot be held in memory"):
         source.records()
+
+
+def test_a_mirrored_window_fits_behind_its_margin(config: WindowDataConfig, tmp_path: Path) -> None:
+    """Of 423 + 26 columns both parts round up: 212 + 13 of 224."""
+    cv2.imwrite("big.png", np.random.default_rng(0).integers(0, 255, (375, 500, 3), np.uint8))
+    (tmp_path / "windows.txt").write_text("# 0\nbig.png\n3 375 500\n1\n4 1 109 233 491 369\n")
+    transform = TransformConfig(crop_size=224, mirror=True)
+    source = WindowSource(replace(config, transform=transform, fg_fraction=1.0, context_pad=16), 0)
+    plain = stretched("big.png", 77, 222, 499, 374, (212, 214))
+    turned = stretched("big.png", 77, 222, 499, 374, (211, 214))[..., ::-1]
+    kinds = set()
+    for image in source.read(0, 16)["data"].numpy():
+        is_turned = bool(image[:, :214, -1].any())
+        wanted, place = (turned, np.s_[:, :214, 13:]) if is_turned else (plain, np.s_[:, :214, :212])
+        np.testing.assert_array_equal(image[place], wanted)
+        kinds.add(is_turned)
+    assert kinds == {True, False}

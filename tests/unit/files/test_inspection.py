@@ -278,3 +278,13 @@ def test_the_command(net_path: Path) -> None:
     assert ended.return_code == 0, ended.errors
     assert json.loads(ended.output)["layers"][1]["layer"] == "conv"
     assert "no such file" in run("inspect", "gone.caffemodel", folder=net_path.parent).error
+
+
+def test_made_data_has_its_batch(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    data = 'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 64 dim: 10 } } }'
+    product = 'layer { name: "i" type: "InnerProduct" bottom: "d" top: "y" inner_product_param { num_output: 5 } }'
+    path.write_text(data + product)
+    facts = dict(describe(path, Wanted()).facts)
+    assert facts["multiply-adds a sample"] == 50
+    assert "bytes of blobs, batch 64" in facts

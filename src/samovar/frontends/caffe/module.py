@@ -14,6 +14,7 @@ from samovar.formats.caffe.caffemodel import LayerRecord, StoredNet
 from samovar.formats.caffe.files import write_whole
 from samovar.frontends.caffe.definition import load_net, sized
 from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.registry import UserLayer
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.spec import PHASES, Phase, Shape, text
 from samovar.frontends.caffe.weight_files import SUFFIXES, encode_named, encode_stored, require_finite_layers
@@ -62,6 +63,8 @@ class Net(nn.Module):
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | Outputs | dict[str, torch.Tensor]:
         """Raises InputError for a missing or unknown input, and for another shape than that in `input_shapes`."""
         batch = self._bound(inputs, named)
+        if any(map(_has_hooks, self.caffe_net.layers)):
+            self.caffe_net.separate()  # each hook sees its layer's own values
         if self.caffe_net.is_random:
             first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
             sizes = [len(value) for value in batch.values() if value.dim()]
@@ -125,6 +128,10 @@ class Net(nn.Module):
         return "(" + ", ".join(f"{name}: {text(self.input_shapes[name])}" for name in self.input_names) + ")"
 
 
+def _has_hooks(layer: Layer) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
 def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
     """Make `layer` the child `name`; a name with dots ("block.1") leads through children, as torch reads it."""
     *owners, last = name.split(".")
@@ -174,7 +181,7 @@ def load(
     """
     if phase not in PHASES:
         raise InputError(f"phase is {phase!r}; give 'TEST' or 'TRAIN'")
-    definition = load_net(Path(prototxt), level, stages)
+    definition = load_net(Path(prototxt), level, (stages,) if isinstance(stages, str) else stages)
     definition, shapes = sized(definition, phase, input_shapes or {}, batch_size)
     net = Net(build_net(definition, phase, shapes, seed), shapes, phase)
     notices = [*definition.warnings]
@@ -196,6 +203,10 @@ def save(net: Net, path: AnyPath) -> None:
     kind = next((kind for suffix, kind in SUFFIXES.items() if target.name.lower().endswith(suffix)), None)
     if kind is None:
         raise InputError(f"{target}: the suffix is not that of a weights file; give one of {', '.join(SUFFIXES)}")
+    for layer in net.caffe_net.layers if "caffemodel" in kind else ():
+        if isinstance(layer, UserLayer) and (buffers := list(layer.kept_buffers())):
+            reason = f"its module has buffers ({', '.join(buffers)}), which a caffemodel cannot hold"
+            warnings.warn(f"{layer.spec.where()}: {reason}; save to .safetensors or .pt to keep them", stacklevel=2)
     stored = stored_of(net)
     require_finite_layers(stored, target)
     if kind in ("safetensors", "pt"):

@@ -98,11 +98,15 @@ class CaffeNet(nn.Module):
             self.to(device)
 
     def be_watched(self, watch: Watch) -> None:
-        """From now on `watch` sees every blob: no layer does another's work, and none overwrites its bottom."""
+        """From now on `watch` sees every blob."""
+        self.separate()
+        self._watch = watch
+
+    def separate(self) -> None:
+        """From now on no layer does another's work, and none overwrites its bottom."""
         separate_rectifiers(self.steps)
         for layer in self.layers:
             layer.overwrites_bottom = False
-        self._watch = watch
 
     def _tops(self, number: int, step: Step, bottoms: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self._watch is None:

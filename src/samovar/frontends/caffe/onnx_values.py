@@ -157,7 +157,7 @@ def _operand(scope: Scope, layer: Scale | Bias, bottoms: tuple[str, ...]) -> str
 
 def _spread(scope: Scope, layer: Scale | Bias, index: int) -> str:
     array = scope.array(index)
-    return scope.constant(array.reshape(*array.shape, *(1,) * layer.tail))
+    return scope.constant(array.reshape((*array.shape, *(1,) * layer.tail)))
 
 
 def _dummy_data(scope: Scope, layer: DummyData) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.caffemodel import Weights, read_caffemodel
+from samovar.frontends.caffe.layers.registry import UserLayer
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.spec import Shape, text
 from samovar.frontends.caffe.weight_files import by_layer, is_named_file, read_named, require_finite
@@ -109,12 +110,28 @@ def load_weights(net: CaffeNet, paths: Sequence[Path], tells_ignored: bool = Tru
     for info in net.parameter_infos:
         if info.name in arrays:
             info.parameter.data.copy_(torch.from_numpy(arrays[info.name]))
+    for path in paths:
+        _load_buffers(net, path)
     lacking = [layer for layer in matched[0].missing if all(layer in m.missing for m in matched)] if matched else []
     files, verb = ", ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
     missing = (f"{files}: {verb} no layers {_listed(lacking)}; they start from their fillers",) if lacking else ()
     ignored = zip(paths, (match.ignored if tells_ignored else () for match in matched), strict=True)
     told = (f"{path}: layers {_listed(names)} are not in this net; ignored" for path, names in ignored if names)
     return *missing, *told
+
+
+def _load_buffers(net: CaffeNet, path: Path) -> None:
+    """Load the buffers of a program's modules, which only a file of named tensors holds."""
+    places = {
+        f"{layer.spec.name}.{name}": buffer
+        for layer in net.layers
+        if isinstance(layer, UserLayer)
+        for name, buffer in layer.kept_buffers().items()
+    }
+    arrays = read_named(path) if places and is_named_file(path) else {}
+    for name, buffer in places.items():
+        if name in arrays and arrays[name].shape == tuple(buffer.shape):
+            buffer.copy_(torch.from_numpy(arrays[name]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -63,6 +63,11 @@ NO_BOTTOM = [
     ("DummyData", 'top: "y"', "sizes do not fit 1 tops"),
     ("DummyData", 'top: "y" dummy_data_param { num: 1 shape { dim: 2 } }', "both given; keep shape"),
     ("DummyData", 'top: "y" dummy_data_param { shape { dim: 2 } data_filler { type: "n" } }', "unknown filler 'n'"),
+    (
+        "DummyData",
+        'top: "y" dummy_data_param { shape { dim: 2 } data_filler { type: "gaussian" sparse: 1 } }',
+        "data_filler takes no sparse",
+    ),
     ("Silence", "", "number of bottoms is 0"),
     ("ReLU", 'bottom: "data"', "number of tops is 0"),
 ]

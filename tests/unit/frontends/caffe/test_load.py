@@ -225,3 +225,8 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         net.get_parameter("conv1.bias")[1] = torch.nan
     with pytest.raises(InputError, match="'conv1', array 1 has 1 values"):
         samovar.caffe.save(net, tmp_path / "w.pt")
+
+
+def test_one_stage_may_be_given_by_its_name(tmp_path: Path) -> None:
+    text = DEPLOY + 'layer { name: "r" type: "ReLU" bottom: "ip" top: "y" include { stage: "deploy" } }'
+    assert samovar.caffe.load(written(tmp_path, text), stages="deploy").output_names == ("y",)

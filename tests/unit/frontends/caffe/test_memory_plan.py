@@ -1,6 +1,7 @@
 """Where images are brought to channels-last, which ReLUs the next layer does, and that neither changes a value."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.layers.activations import ReLU
 from samovar.frontends.caffe.layers.normalization import LRN
 from samovar.frontends.caffe.layers.pooling import Pooling
+from samovar.frontends.caffe.module import Net
 from samovar.frontends.caffe.net import CaffeNet, build_net
 
 BuildNet = Callable[..., CaffeNet]
@@ -128,3 +130,20 @@ def test_a_relu_that_others_see_is_done(net_of: BuildNet, rest: str) -> None:
 def test_a_leaky_relu_is_done(net_of: BuildNet) -> None:
     leaky = layer("r", "ReLU", "a", "a", "relu_param { negative_slope: 0.1 }")
     assert merged(net_of(conv("a", "data") + leaky + layer("y", "LRN", "a"), {"data": SHAPE})) == []
+
+
+def test_a_hook_sees_the_values_of_its_own_layer(net_of: BuildNet) -> None:
+    """Without hooks, a and q do the work of r and s."""
+    text = conv("a", "data") + layer("r", "ReLU", "a", "a") + layer("p", "Pooling", "a", "", POOL)
+    text += conv("b", "p") + layer("q", "Pooling", "b", "", POOL) + layer("s", "ReLU", "q")
+    net = Net(net_of(text, {"data": SHAPE}), {"data": SHAPE}, "TEST")
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+    expected, seen = net(x), {}
+
+    def see(name: str, _layer: object, _inputs: object, tops: tuple[torch.Tensor, ...]) -> None:
+        seen[name] = tops[0].min().item()
+
+    for name in "rqs":
+        net.get_submodule(name).register_forward_hook(partial(see, name))
+    torch.testing.assert_close(net(x), expected)
+    assert seen["r"] == seen["s"] == 0 > seen["q"]

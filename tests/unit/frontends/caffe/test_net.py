@@ -370,3 +370,11 @@ BAD_POOLINGS = [
 def test_refused_poolings(net_of: BuildNet, settings: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"net.prototxt:3: layer 'x': .*{message}"):
         net_of(f'layer {{ name: "x" type: "Pooling" bottom: "data" top: "y" pooling_param {{ {settings} }} }}', INPUTS)
+
+
+def test_losses_of_one_number_a_sample_and_a_scaled_loss(net_of: BuildNet) -> None:
+    loss = 'layer { name: "l" type: "ContrastiveLoss" bottom: "a" bottom: "b" bottom: "s" top: "l" }'
+    scale = 'layer { name: "w" type: "Scale" bottom: "l" top: "y" scale_param { num_axes: 0 filler { value: 3 } } }'
+    net = net_of(loss + scale, {"a": (4,), "b": (4,), "s": (4,)})
+    a, b, s = torch.tensor([1.0, 2, 3, 4]), torch.tensor([1.0, 1, 3, 2]), torch.tensor([1.0, 1, 0, 0])
+    assert float(net({"a": a, "b": b, "s": s}).scalars["y"]) == 0.75

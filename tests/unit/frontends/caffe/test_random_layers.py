@@ -14,6 +14,7 @@ from samovar.frontends.caffe.net import CaffeNet
 BuildNet = Callable[..., CaffeNet]
 
 DROPOUT = 'layer { name: "drop" type: "Dropout" bottom: "data" top: "y" dropout_param { dropout_ratio: 0.25 } }'
+SPP = 'layer { name: "spp" type: "SPP" bottom: "data" top: "y" spp_param { pyramid_height: 2 pool: STOCHASTIC } }'
 POOLING = """
 layer { name: "pool" type: "Pooling" bottom: "data" top: "y"
   pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 } }
@@ -42,7 +43,7 @@ def test_words_of_a_sample_depend_on_its_number_alone() -> None:
     assert (sample_words(key + np.uint64(1), np.array([7]), 21) != together[0]).all()
 
 
-@pytest.mark.parametrize("text", [DROPOUT, POOLING])
+@pytest.mark.parametrize("text", [DROPOUT, POOLING, SPP])
 def test_a_sample_meets_the_same_draws_in_any_batch(net_of: BuildNet, text: str) -> None:
     data = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(1)) + 0.1
     net = net_of(text, {"data": (6, 3, 4, 4)})

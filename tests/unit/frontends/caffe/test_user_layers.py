@@ -1,12 +1,14 @@
 """Layer types that a program adds."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import samovar
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.layers import registry
 from samovar.frontends.caffe.layers.registry import register_layer
@@ -109,3 +111,35 @@ def test_refused(net_of: BuildNet) -> None:
     for name, message in (("ReLU", "is Caffe's own"), ("Python", "is Caffe's own"), ("Data", "own"), ("", "a name")):
         with pytest.raises(ValueError, match=message):
             register_layer(name, Gated)
+
+
+class Twice(nn.Module):
+    """Has buffers, a tied and a frozen parameter."""
+
+    def __init__(self, _settings: dict[str, Any], shapes: list[tuple[int, ...]]) -> None:
+        super().__init__()
+        size = shapes[0][1]
+        self.norm = nn.BatchNorm1d(size)
+        self.one, self.two = nn.Linear(size, size), nn.Linear(size, size)
+        self.two.weight = self.one.weight
+        self.fixed = nn.Parameter(torch.ones(size), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(self.norm(x) * self.fixed))
+
+
+def test_ties_frozen_parameters_and_buffers_stay(tmp_path: Path) -> None:
+    register_layer("Twice", Twice)
+    path = tmp_path / "net.prototxt"
+    path.write_text('input: "x" input_shape { dim: 4 dim: 3 } layer { name: "t" type: "Twice" bottom: "x" top: "y" }')
+    net = samovar.caffe.load(path, phase="TRAIN")
+    net(torch.randn(4, 3) + 5)
+    module: Any = net.get_submodule("t.module")
+    assert module.one.weight is module.two.weight
+    assert not module.fixed.requires_grad
+    samovar.caffe.save(net, tmp_path / "w.pt")
+    again = samovar.caffe.load(path, tmp_path / "w.pt", seed=9)
+    assert torch.equal(again.get_buffer("t.module.norm.running_mean"), module.norm.running_mean)
+    assert torch.equal(again.get_parameter("t.module.two.weight"), module.two.weight)
+    with pytest.warns(UserWarning, match="layer 't': its module has buffers .*running_mean"):
+        samovar.caffe.save(net, tmp_path / "w.caffemodel")

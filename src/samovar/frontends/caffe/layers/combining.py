@@ -95,6 +95,8 @@ class ArgMax(Layer):
 
     def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.argmax_param, bottom_shapes[0]
+        if not shape:
+            raise spec.error("input is a single value; ArgMax takes at least one axis", "bottom")
         self.top_k, self.with_values = settings.top_k, settings.out_max_val
         self.axis = spec.axis(shape, settings.axis, "argmax_param", "axis") if settings.HasField("axis") else None
         size = prod(shape[1:]) if self.axis is None else shape[self.axis]
@@ -153,7 +155,7 @@ class _Broadcast(Layer):
         return shape
 
     def broadcast(self, operand: torch.Tensor) -> torch.Tensor:
-        return operand.reshape(*operand.shape, *(1,) * self.tail)
+        return operand.reshape((*operand.shape, *(1,) * self.tail))
 
 
 class Scale(_Broadcast):

@@ -45,6 +45,9 @@ class DummyData(RandomLayer):
         ]
         for filler, shape in zip(self.fillers, self.top_shapes, strict=True):
             check_filler(spec, filler, shape, "dummy_data_param", "data_filler")
+            if filler.sparse != -1 or filler.variance_norm:  # both need the whole blob
+                reason = "data_filler takes no sparse and no variance_norm, because each sample draws by itself"
+                raise spec.error(f"{reason}; remove it", "dummy_data_param.data_filler")
         self.constants = [
             torch.full(shape, filler.value) if filler.type == "constant" else None
             for filler, shape in zip(self.fillers, self.top_shapes, strict=True)

@@ -35,7 +35,7 @@ class MultinomialLogisticLoss(Classification):
         self.top_shapes = [()]
 
     def forward(self, probabilities: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        probabilities = probabilities.flatten(1)
+        probabilities = _rows(probabilities)
         at_label = self.at_label(probabilities, integers(labels, -1, 1))
         return (-_floored(at_label, _LEAST_PROBABILITY).log().sum() / max(1, len(probabilities)),)
 
@@ -102,6 +102,11 @@ def _floored(values: torch.Tensor, least: float) -> torch.Tensor:
     return values + (values.clamp_min(least) - values).detach()
 
 
+def _rows(values: torch.Tensor) -> torch.Tensor:
+    """(N, values of a sample), also of (N) and where N is 0."""
+    return values.reshape(len(values), prod(values.shape[1:]))
+
+
 _L2 = 2  # HingeLossParameter.Norm
 _DISTANCE_FLOOR = 1e-4  # added to a distance before the gradient is divided by it, as in Caffe
 
@@ -157,7 +162,7 @@ class HingeLoss(_PairLoss):
         self.is_squared = spec.message.hinge_loss_param.norm == _L2
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = scores.flatten(1), integers(labels, -1, 1)
+        scores, labels = _rows(scores), integers(labels, -1, 1)
         count = scores.shape[1]
         no_class = f"labels are {{least}} to {{most}}, but there are {count} classes, counted from 0"
         signs = self.at_numbers(labels, count, lambda: torch.ones_like(scores).scatter_(1, labels, -1.0), no_class)
@@ -206,7 +211,7 @@ class ContrastiveLoss(_PairLoss):
         self.is_legacy = spec.message.contrastive_loss_param.legacy_version
 
     def forward(self, a: torch.Tensor, b: torch.Tensor, similar: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args = (a - b).flatten(1), similar.reshape(-1) != 0, self.margin, self.is_legacy
+        args = _rows(a - b), similar.reshape(-1) != 0, self.margin, self.is_legacy
         loss: torch.Tensor = _Contrast.apply(*args)  # type: ignore[no-untyped-call]
         return (loss,)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from samovar import _native
 from samovar.formats.caffe.schema import message_class
 from samovar.frontends.caffe.layers import kernels
-from samovar.frontends.caffe.layers.base import KEPT, Layer
+from samovar.frontends.caffe.layers.base import KEPT
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 
@@ -171,7 +171,7 @@ def _both(value: int) -> tuple[int, int]:
 _MAX_HEIGHT = 16
 
 
-class SPP(Layer):
+class SPP(RandomLayer):
     """Spatial pyramid pooling: pooling into 1 x 1, 2 x 2, 4 x 4 ... bins (`pyramid_height` levels), side by side.
 
     Flattened to (N, values), except with a single level: (N, C, 1, 1).
@@ -182,6 +182,7 @@ class SPP(Layer):
     settings = ("spp_param",)
 
     def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         settings, shape = spec.message.spp_param, bottom_shapes[0]
         if len(shape) != 4:
             raise spec.error(f"input has shape {text(shape)}; SPP takes 4 axes (N, C, H, W)", "bottom")
@@ -190,6 +191,7 @@ class SPP(Layer):
                 f"pyramid_height: {settings.pyramid_height}; it must be 1 to {_MAX_HEIGHT}", "spp_param.pyramid_height"
             )
         self.levels = [self._level(level, shape) for level in range(settings.pyramid_height)]
+        self.work_as(spec.is_training)
         outputs = [pooling.top_shapes[0] for pooling in self.levels]
         size = sum(prod(output[1:]) for output in outputs)
         self.top_shapes = [checked(spec, (shape[0], size), "the output")] if len(outputs) > 1 else outputs
@@ -211,7 +213,14 @@ class SPP(Layer):
                 setattr(settings, f"{name}_{letter}", value)
         return Pooling(replace(self.spec, message=message), [shape], self._store)
 
+    def work_as(self, is_training: bool) -> None:
+        for pooling in self.levels:
+            pooling.work_as(is_training)
+        self.is_random = any(pooling.is_random for pooling in self.levels)
+
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for pooling in self.levels:
+            pooling.sample_numbers = self.sample_numbers
         levels = [pooling.forward(x)[0] for pooling in self.levels]
         return (levels[0] if len(levels) == 1 else torch.cat([level.flatten(1) for level in levels], 1),)
 

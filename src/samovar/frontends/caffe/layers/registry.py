@@ -43,14 +43,19 @@ class UserLayer(Layer):
     factory: ClassVar[ModuleFactory]
 
     def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        self._aliases: dict[str, list[str]] = {}  # all names that the module has for a parameter, by the first
         digest = hashlib.sha256(f"{self._store.seed} {spec.name}".encode()).digest()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             self.module = type(self).factory(_settings(spec), list(bottom_shapes))
             if not isinstance(self.module, nn.Module):
                 raise TypeError(f"the factory of layer type {spec.type} gave {self.module!r}, not an nn.Module")
+            named = list(self.module.named_parameters(remove_duplicate=False))
             for name, parameter in list(self.module.named_parameters()):
+                self._aliases[f"module.{name}"] = [f"module.{other}" for other, same in named if same is parameter]
                 self.add(f"module.{name}", tuple(parameter.shape), Filling(value=parameter.detach().clone()))
+                if not parameter.requires_grad:
+                    self.get_parameter(f"module.{name}").requires_grad_(False)
             with torch.no_grad():
                 self.module.eval()
                 tops = self.forward(*(torch.zeros(shape) for shape in bottom_shapes))
@@ -63,6 +68,15 @@ class UserLayer(Layer):
 
     def work_as(self, is_training: bool) -> None:
         self.module.train(is_training)
+
+    def kept_buffers(self) -> dict[str, torch.Tensor]:
+        """The module's persistent buffers by name. They are not blobs."""
+        kept = self.module.state_dict(keep_vars=True)
+        return {f"module.{name}": value for name, value in kept.items() if type(value) is torch.Tensor}
+
+    def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
+        for name in self._aliases[attribute]:
+            super()._set_parameter(name, parameter)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tops = self.module(*bottoms)
