@@ -95,10 +95,15 @@ def run_script(
     settings |= _emulation(emulate, profile, num_ranks, (transport, hosts, chosen.name, keep_going), output.say)
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts, kept)
-        ends = launch.run()
-        if isinstance(kept, ElasticRun) and not any(number in ENDING for number in launch.signals):
-            kept.linger()
+        ends = _ends_of(launch, kept)
     raise typer.Exit(_finish(output, launch, ends, is_elastic=is_elastic))
+
+
+def _ends_of(launch: ScriptLaunch, kept: object) -> list[ScriptEnd]:
+    ends = launch.run()
+    if isinstance(kept, ElasticRun) and not any(number in ENDING for number in launch.signals):
+        kept.linger()
+    return ends
 
 
 def _center(num_ranks: int, keep_going: bool) -> AbstractContextManager[KeptMemory | None]:
