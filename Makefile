@@ -6,6 +6,7 @@ CIFAR10 ?= cifar-10
 BIN := .venv/bin
 GROUND := .venv/ready
 SITE_GROUND := .venv/site-ready
+WHOLE_GROUND := .venv/whole-ready
 
 .PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist bench-learning bench-predicted bench-papers docs tables site site-check wheel wheel-check pictures sanitize clean
 
@@ -21,6 +22,10 @@ $(SITE_GROUND): $(GROUND)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[docs]'
 	touch $@
 
+$(WHOLE_GROUND): $(GROUND)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[frameworks,mpi,types]'
+	touch $@
+
 demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
 lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py && $(BIN)/python tools/shape_check.py
 fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
@@ -32,7 +37,7 @@ site-check: site ; $(BIN)/python tools/site_check.py
 test: $(GROUND)
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types docs
 	$(BIN)/python -m pytest -n 2 --dist loadfile
-test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
+test-all: $(WHOLE_GROUND) lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -r fE tests/unit tests/sim tests/conformance

@@ -42,8 +42,11 @@ class Meter:
         return int(self._counter.read_text())
 
     def _watch(self) -> None:
-        seen: deque[tuple[float, int]] = deque()
-        while not self._over.wait(_SAMPLE_S):
+        """A side may end within a sample, so the first and the last look count too."""
+        seen = deque([(time.monotonic(), self._first)])
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(_SAMPLE_S)
             seen.append((time.monotonic(), self._sent()))
             while seen[-1][0] - seen[0][0] > WINDOW_S:
                 seen.popleft()
