@@ -28,7 +28,7 @@ class Accelerator(accelerate.Accelerator):
 
     Loaders, mixed precision, accumulation, gathering and logging are Accelerate's. `replica` exists once a model and
     its optimizers are prepared. `with accelerator.evaluating():` shows the weights that count, and `finish()` leaves
-    them in the model. Raises InputError if two models are prepared for training.
+    them in the model. Raises InputError if two models, or two optimizers, are prepared for training.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class Accelerator(accelerate.Accelerator):
         """As Accelerate's; with the model and the optimizers there, all ranks begin to share."""
         prepared = super().prepare(*args, **kwargs)
         optimizers = [optimizer.optimizer for optimizer in self._optimizers]
-        if optimizers and self.training.models and (not self.training.has_begun or len(self.training.models) > 1):
+        given = len(self.training.models), len(optimizers)
+        if all(given) and (not self.training.has_begun or given != (1, 1)):
             self.training.begin(optimizers)
         return prepared
 
@@ -54,7 +55,7 @@ class Accelerator(accelerate.Accelerator):
     ) -> Any:
         """As Accelerate's, without its wrapper: what is prepared for training is shared by the replica."""
         prepared = super().prepare_model(model, device_placement=device_placement, evaluation_mode=True)
-        if not evaluation_mode:
+        if not evaluation_mode and any(parameter.requires_grad for parameter in model.parameters()):
             self.training.train(self.unwrap_model(prepared, keep_torch_compile=False))
         return prepared
 
@@ -75,6 +76,11 @@ class Accelerator(accelerate.Accelerator):
         loss = loss / self.gradient_accumulation_steps
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         self.replica.backward(scaled, more=not self.sync_gradients, **kwargs)
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As Accelerate's; another model may be prepared then."""
+        self.training.forget()
+        return super().free_memory(*objects)
 
     def evaluating(self) -> Any:
         return self.training.evaluating()

@@ -20,10 +20,10 @@ from samovar.strategies.ours import StrategyName
 
 
 class _Parts:
-    """Whether another backward pass of the same step follows."""
+    """Whether another backward pass of the same step follows, and whether there was one since the last step."""
 
     def __init__(self) -> None:
-        self.more = False
+        self.more = self.has_passed = False
 
     @contextmanager
     def no_backward_sync(self, module: Any, enabled: bool = True) -> Iterator[None]:  # noqa: ARG002
@@ -32,21 +32,6 @@ class _Parts:
             yield
         finally:
             self.more = False
-
-
-class _Stepping:
-    """An optimizer for Lightning's precision plugins, whose step is the replica's, after the closure."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, training: SharedTraining) -> None:
-        self._optimizer, self._training = optimizer, training
-
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        result = None if closure is None else closure()
-        stepped = self._training.step(lambda: self._optimizer.step(**kwargs))
-        return stepped if closure is None else result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
 
 
 class _Sharing:
@@ -89,9 +74,13 @@ class SamovarStrategy(_Sharing, DDPStrategy):
                 f"SamovarStrategy: {type(module).__name__} has {len(self.optimizers)} optimizers, or a backward() of "
                 "its own; one optimizer and Lightning's backward() can be shared"
             )
-        optimizers = [o.optimizer if isinstance(o, LightningOptimizer) else o for o in self.optimizers]
         self._training.train(module)
-        self._training.begin(optimizers)
+        self._training.begin([_inner(optimizer) for optimizer in self.optimizers])
+
+    def on_train_start(self) -> None:
+        """Begin again if LearningRateFinder has trained to an end already."""
+        if self._training.is_finished:
+            self._training.begin([_inner(optimizer) for optimizer in self.optimizers])
 
     def configure_ddp(self) -> None:
         """No wrapper: the replica shares."""
@@ -102,13 +91,17 @@ class SamovarStrategy(_Sharing, DDPStrategy):
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         module: Any = self.lightning_module
         loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self._parts.has_passed = True
         self.replica.backward(loss, *args, more=self._parts.more, **kwargs)
         return self.precision_plugin.post_backward(loss, module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        own = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        stepping: Any = _Stepping(own, self._training)
-        return super().optimizer_step(stepping, closure, model, **kwargs)
+        result, own, module = closure(), _inner(optimizer), self.lightning_module
+        has_passed, self._parts.has_passed = self._parts.has_passed, False
+        if module is not None and module.automatic_optimization and not has_passed:
+            return result  # training_step gave None, or StochasticWeightAveraging only runs the data through
+        step = super().optimizer_step
+        return self._training.step(lambda: step(own, lambda: result, model, **kwargs))
 
     def on_validation_start(self) -> None:
         self._shown.enter_context(self._training.evaluating())
@@ -120,18 +113,13 @@ class SamovarStrategy(_Sharing, DDPStrategy):
         self._training.finish()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        with ExitStack() as shown:
-            if not self._is_shown:
-                shown.enter_context(self._training.evaluating())
+        with self._training.evaluating():
             return {name: value.clone() for name, value in super().lightning_module_state_dict().items()}
 
     def teardown(self) -> None:
-        self._training.close()
+        self._shown.close()
+        self._training.forget()
         super().teardown()
-
-    @property
-    def _is_shown(self) -> bool:
-        return bool(self._shown._exit_callbacks)  # type: ignore[attr-defined]
 
 
 class FabricStrategy(_Sharing, FabricDDPStrategy):
@@ -152,8 +140,16 @@ class FabricStrategy(_Sharing, FabricDDPStrategy):
 
     def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
         self.precision.pre_backward(tensor, module)
-        self.replica.backward(tensor, *args, more=self._parts.more, **kwargs)
+        scaler = getattr(self.precision, "scaler", None)
+        loss = tensor if scaler is None else scaler.scale(tensor)
+        self.replica.backward(loss, *args, more=self._parts.more, **kwargs)
         self.precision.post_backward(tensor, module)
 
-    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
-        return super().optimizer_step(_Stepping(optimizer, self._training), **kwargs)
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        result, step = None if closure is None else closure(), super().optimizer_step
+        stepped = self._training.step(lambda: step(optimizer, **kwargs))
+        return stepped if closure is None else result
+
+
+def _inner(optimizer: Any) -> Any:
+    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer

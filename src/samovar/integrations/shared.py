@@ -1,7 +1,7 @@
 """The part that all adapters share: one replica of the model that a framework trains."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class SharedTraining:
             )
         self.models: list[nn.Module] = []
         self._replica: Replica | None = None
-        self._is_finished = False
+        self.is_finished = self._is_shown = False
 
     @property
     def replica(self) -> Replica:
@@ -48,15 +48,15 @@ class SharedTraining:
         self.models = [*(other for other in self.models if other is not model), model]
 
     def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """All ranks come here. Raises InputError if there is more than one model."""
-        if len(self.models) != 1 or not optimizers:
+        """All ranks come here. Raises InputError unless there are one model and one optimizer."""
+        if len(self.models) != 1 or len(optimizers) != 1:
             raise InputError(
-                f"got {len(self.models)} models and {len(optimizers)} optimizers; one model and its optimizers "
+                f"got {len(self.models)} models and {len(optimizers)} optimizers; one model and its optimizer "
                 "train in a framework's loop: call samovar.replicate in a loop of your own for others"
             )
         self.close()
         self._replica = replicate(self.models[0], list(optimizers), self._strategy, **self._settings)
-        self._is_finished = False
+        self.is_finished = False
 
     @property
     def has_begun(self) -> bool:
@@ -72,7 +72,8 @@ class SharedTraining:
             return self.batches(kind.__iter__(its), num_samples or 0)
 
         # Accelerate's loaders show the class of the loader that they hold, and let nobody set it.
-        vars(object)["__class__"].__set__(loader, type(kind.__name__, (kind,), {"__iter__": shown, _WATCHED: True}))
+        with suppress(TypeError):  # a generator, for example, has no subclasses
+            vars(object)["__class__"].__set__(loader, type(kind.__name__, (kind,), {"__iter__": shown, _WATCHED: True}))
         return loader
 
     def batches(self, loader: Iterator[Any], num_samples: int) -> Iterator[Any]:
@@ -87,20 +88,29 @@ class SharedTraining:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The weights that count are in the model; the model's own where nothing was trained yet."""
-        if self._replica is None or self._is_finished or not self._replica.step_count:
+        """The weights that count are in the model; its own before training. Inside itself it does nothing."""
+        if self._replica is None or self.is_finished or self._is_shown or not self._replica.step_count:
             yield
             return
         with self._replica.evaluating():
-            yield
+            self._is_shown = True
+            try:
+                yield
+            finally:
+                self._is_shown = False
 
     def finish(self) -> None:
         """At the end of training, and once: the weights that count stay in the model, on all ranks."""
-        if self._replica is not None and not self._is_finished and self._replica.step_count:
+        if self._replica is not None and not self.is_finished and self._replica.step_count:
             self._replica.finish()
-        self._is_finished = True
+        self.is_finished = True
 
     def close(self) -> None:
         if self._replica is not None:
             self._replica.close()
             self._replica = None
+
+    def forget(self) -> None:
+        """Close, so that another model may be trained."""
+        self.close()
+        self.models = []

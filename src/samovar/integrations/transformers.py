@@ -31,6 +31,7 @@ class SharingMixin:
         self.accelerator.training = self.training
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.training.forget()  # what an interrupt has left, or a model of model_init
         output = super().train(*args, **kwargs)  # type: ignore[misc]
         self.training.finish()
         return output
@@ -38,6 +39,10 @@ class SharingMixin:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with self.training.evaluating():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self.training.evaluating():
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         with self.training.evaluating():
