@@ -40,3 +40,19 @@ def test_a_resumed_run_of_two_workers_has_the_same_bits(solver: Path, tmp_path: 
     whole, resumed = (result_of(tmp_path / name) for name in ("whole", "resumed"))
     assert whole["weights_sha256"] == resumed["weights_sha256"]
     assert whole["test_accuracy"] > 0.3  # chance: 0.1
+
+
+@pytest.mark.parametrize("prefix", ['".quiet"', pytest.param(r'"models\\quiet"', marks=pytest.mark.slow)])
+def test_a_prefix_that_is_no_plain_name_still_saves(tmp_path: Path, digits: Path, prefix: str) -> None:
+    solver = write_solver(write_net(tmp_path, digits), 1)
+    kept = [line for line in solver.read_text().splitlines() if "snapshot_prefix" not in line]
+    solver.write_text("\n".join([*kept, f"snapshot_prefix: {prefix}", ""]))
+    succeed("train", "--solver", solver, "--out", "out", folder=tmp_path)
+    assert (tmp_path / "out/snapshots/step_00000001/quiet_iter_1.solverstate").exists()
+
+
+@pytest.mark.slow
+def test_debug_info_shows_the_displayed_iterations_also_beyond_max_iter(tmp_path: Path, digits: Path) -> None:
+    solver = write_solver(write_net(tmp_path, digits), 4, debug_info="true", display=3)
+    ended = succeed("train", "--solver", solver, "--iterations", 10, folder=tmp_path)
+    assert ended.output.count("All net params (data, diff)") == 4  # 0, 3, 6, 9
