@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from ctypes.util import find_library
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from tests.libraries import WAYS, Ended, Library, library
 from tests.unit.strategies import harness, test_center, test_definitions
 
 NUM_STEPS = 7
-STRATEGIES = test_definitions.CONFIGS | {
+# With 8 workers a moving rate of 0.2 diverges for workers that go further.
+DEFINED = {
+    name: replace(config, moving_rate=0.15) if config.worker_rate else config
+    for name, config in test_definitions.CONFIGS.items()
+}
+STRATEGIES = DEFINED | {
     f"{plan}, {overlap}": StrategyConfig("sync", plan, 64, overlap=overlap)
     for plan in PLANS
     for overlap in ("none", "backward")

@@ -225,7 +225,8 @@ class _RunningJob:
             step = self._board.read(rank, BoardWord.STEPS_DONE)
             return RankState(step, str(self._folder.rank_log(rank)))
         assert isinstance(self._others, Host0)
-        return self._others.states[rank]
+        # A rank's reason may come before its end, which brings its state.
+        return self._others.states.get(rank, RankState(0, self._folder.rank_log(rank).name))
 
     def _finished(self, told: RunResult) -> RunResult:
         result = self._policy.counted(told)

@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from samovar.launcher.job import Told
+from samovar.launcher.job import Told, _RunningJob
+from samovar.launcher.other_hosts import Host0, RankState
 from samovar.launcher.passing import passing_folder, remove_abandoned
 from samovar.report.records import Notice, SnapshotWritten
+from samovar.report.run_folder import RunFolder
 
 
 def test_of_each_topic_the_first_notice_is_news() -> None:
@@ -53,3 +56,11 @@ def test_without_any_temporary_folder_the_error_names_the_variable() -> None:
     assert ended.stdout == (
         "No usable temporary directory found in ['/proc']; set TMPDIR to a folder that can be written to\n"
     ), ended.stderr
+
+
+def test_a_rank_of_another_host_whose_end_has_not_come_has_made_no_step(tmp_path: Path) -> None:
+    """Its reason may come first; then the run ends by that, not by a traceback."""
+    job: Any = object.__new__(_RunningJob)
+    job._ranks, job._folder, job._others = (0,), RunFolder(tmp_path), object.__new__(Host0)
+    job._others.states = {}
+    assert job._state(1) == RankState(0, "rank1.log")
