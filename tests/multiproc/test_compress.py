@@ -75,7 +75,10 @@ def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
     for flags, message in (
         (("--compress", "bf16", "--exact", 2), "--exact 2: gives the same bits, and compression changes them"),
         (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is not a setting of --strategy local-sgd"),
-        (("--compress", "1-bit", "--strategy", "sync-easgd"), "--compress 1-bit: what it leaves out of a difference"),
+        (
+            ("--compress", "1-bit", "--strategy", "sync-easgd"),
+            "--compress: got '1-bit'; choose one of: none, bf16, int8, int4",
+        ),
     ):
         with Command("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path) as command:
             ended = command.wait()

@@ -44,7 +44,7 @@ _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. gpu: one on each."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
 _TRANSPORT = "auto, shm, gloo, nccl, tcp (encrypted), gaspi."
-_RESTARTS = "If a rank fails, start all again, at most N times; in an elastic job it alone."
+_RESTARTS = "If a rank fails, start all again up to N times; if elastic, it alone."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
 _TRACE = "Record these steps as a timeline, into the folder of --metrics."
