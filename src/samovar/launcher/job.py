@@ -288,9 +288,8 @@ def run_without_folder(
         try:
             return run_job(replace(config, out=folder.path), folder, display, effects, others)
         except SamovarError as error:
-            has_said = any(log.stat().st_size for log in passing.path.glob("rank*.log"))
-            if error.exit_code == SamovarError.exit_code and has_said:
-                passing.keep()
+            if error.exit_code == SamovarError.exit_code:
+                passing.keep_if_told()
             raise
 
 

@@ -24,6 +24,10 @@ class PassingFolder:
     def keep(self) -> None:
         self.is_kept = True
 
+    def keep_if_told(self) -> None:
+        """Keep it if a rank has written into its log there."""
+        self.is_kept = self.is_kept or any(log.stat().st_size for log in self.path.glob("rank*.log"))
+
 
 def locked(folder: Path, refusal: str) -> int:
     """A descriptor that keeps other jobs out of `folder` as long as it is open. A file system may have no locks."""
