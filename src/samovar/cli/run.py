@@ -101,7 +101,7 @@ def run_script(
 
 def _ends_of(launch: ScriptLaunch, kept: object) -> list[ScriptEnd]:
     ends = launch.run()
-    if isinstance(kept, ElasticRun) and not any(number in ENDING for number in launch.signals):
+    if isinstance(kept, ElasticRun) and not launch.is_asked_to_end:
         kept.linger()
     return ends
 

@@ -168,6 +168,11 @@ class ScriptLaunch(EndPolicy):
         return tuple(self._signals)
 
     @property
+    def is_asked_to_end(self) -> bool:
+        """Whether one of these asks the ranks to end."""
+        return any(number in ENDING for number in self._signals)
+
+    @property
     def kill_signal(self) -> int:
         """The second signal, which ended the ranks at once; 0 if there was none."""
         return self._kill_signal
@@ -306,11 +311,11 @@ class ScriptLaunch(EndPolicy):
         return True
 
     def patience_asked_s(self) -> float:
-        return self._grace_s if any(number in ENDING for number in self._signals) else math.inf
+        return self._grace_s if self.is_asked_to_end else math.inf
 
     def patience_s(self, failed: RankEnd) -> float:
-        is_asked = failed.return_code == EXIT_PREEMPTED or any(number in ENDING for number in self._signals)
-        if not is_asked and self._kept is not None and self._kept.is_filled():
+        is_ending = failed.return_code == EXIT_PREEMPTED or self.is_asked_to_end
+        if not is_ending and self._kept is not None and self._kept.is_filled():
             return math.inf
         if self._signals or failed.return_code == EXIT_PREEMPTED:
             return self._grace_s
