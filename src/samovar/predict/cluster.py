@@ -19,6 +19,8 @@ _Part = TypeVar("_Part")
 _PORTS = {"duplex": Ports.DUPLEX, "half-duplex": Ports.SHARED, "unlimited": Ports.UNLIMITED}
 FIRST_NODE, OWN_NODES = "first node", "own nodes"
 _MOST_BYTES = 1 << 16  # of a file that describes a machine
+_MOST, _MOST_WHOLE = 1e15, 1 << 20
+_NEEDED = {"oversubscription": "nodes", "slow_factor": "slow_every", "slow_every": "slow_factor"}
 
 
 def _of(kind: str, default: Any, least: float = 0.0) -> Any:
@@ -262,6 +264,8 @@ def _part(section: str, kind: type[_Part], values: object) -> _Part:
     for name in values:
         if name not in fields:
             raise ValueError(f"[{section}] has an unknown {name!r}; {nearest(name, list(fields))}")
+        if (other := _NEEDED.get(name, name)) not in values:
+            raise ValueError(f"[{section}] {name} has no effect without {other}; give both")
     found = {}
     for name, value in values.items():
         try:
@@ -288,10 +292,12 @@ def _value(value: object, field: "dataclasses.Field[Any]") -> object:
 
 
 def _plain_number(value: object, whole: bool) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
         raise ValueError(f"is {value!r}; give a number")
     if whole and not isinstance(value, int):
         raise ValueError(f"is {value!r}; give a whole number")
+    if whole and value > _MOST_WHOLE:
+        raise ValueError(f"is {value!r}; give at most {_MOST_WHOLE:,}")
     return value
 
 

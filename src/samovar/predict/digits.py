@@ -87,7 +87,7 @@ _MOST_IN_A_STEP = 1_024  # of 1,437
 
 def digits_for(num_workers: int, shares_batch: bool) -> Digits | None:
     """Workers share a batch of 64, or have one each; None if that is less than a sample, or most of the digits."""
-    batch_size = BATCH if shares_batch else BATCH * num_workers
+    batch_size = BATCH - BATCH % num_workers if shares_batch else BATCH * num_workers
     return Digits(batch_size) if num_workers <= batch_size <= _MOST_IN_A_STEP else None
 
 

@@ -184,7 +184,7 @@ def _learn(
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """The outcome of `workers` workers with a strategy, on a cluster where a step takes `step_s`."""
+    """The outcome of `workers` workers with a strategy, on a cluster where all make a step each in `step_s`."""
 
     strategy: str
     workers: int
@@ -213,13 +213,15 @@ def taught(
     if alone is None or not subjects:
         raise InputError("--learn: the digits are too few for these workers; add a smaller number to --workers")
     num_workers, subject = subjects[-1]
-    work = question.work(1)
-    rows = [Taught(ALONE, 1, work.step_s, learned(Lesson(StrategyConfig(), question.cluster, work, 1), alone))]
+    work, machine = question.work(1), question.cluster.machine
+    learns = learned(Lesson(StrategyConfig(), question.cluster, work, 1), alone)
+    rows = [Taught(ALONE, 1, machine.compute_s(0, work.step_s), learns)]
     for one in found:
         if one.workers == num_workers:
             tell(one.strategy, num_workers)
             learns = learned(_lesson(question, one), subject)
-            rows.append(Taught(one.strategy, num_workers, one.step_s, learns))
+            step_s = num_workers * question.work(num_workers).batch_size / one.samples_per_s
+            rows.append(Taught(one.strategy, num_workers, step_s, learns))
     return rows
 
 

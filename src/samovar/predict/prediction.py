@@ -220,7 +220,8 @@ def _prediction(
     question: Question, name: str, work: Work, num_workers: int, outcome: SimulatedSteps, ideal: SimulatedSteps | None
 ) -> Prediction:
     alone = question.work(1)
-    speed_up = outcome.samples_per_s * alone.step_s / alone.batch_size
+    alone_s = question.cluster.machine.compute_s(0, alone.step_s)
+    speed_up = outcome.samples_per_s * alone_s / alone.batch_size
     exposed_s = outcome.exposed_s
     slower_s = min(exposed_s, ideal.exposed_s) if ideal is not None else 0.0
     longer = outcome.compute_s / work.step_s if work.step_s else 1.0

@@ -86,7 +86,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
             segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)
         else:
             before_s, after_s = before_s + forward_s, after_s + backward_s
-    update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
+    update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / (worker.memory * worker.crowded_factor)
     if profile.update_s is not None and _speed(profile, worker) is None:
         update_s = slower * profile.update_s
     return Work(batch_size, tuple(segments), before_s, after_s, update_s)
@@ -100,6 +100,8 @@ def _speed(profile: Profile, worker: WorkerSpec) -> float | None:
 def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[float, float]]:
     speed = _speed(profile, worker)
     if speed is None:
+        if not profile.is_measured and worker.speed is not None:
+            raise InputError(f"{profile.net}: a layer lacks its seconds, and none has multiply_adds; give either")
         if not profile.is_measured:
             raise InputError(
                 f"{profile.net}: its layers were counted, not timed, and the cluster's [worker] has no speed; give "
@@ -108,7 +110,7 @@ def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[fl
         return [_beside_others(layer, worker, slower) for layer in profile.layers]
     found = []
     for layer, (forward, backward) in zip(profile.layers, flops_of(profile.layers), strict=True):
-        moved_s = layer.activation_bytes / worker.memory
+        moved_s = slower * layer.activation_bytes / (worker.memory * worker.crowded_factor)
         times = (forward / speed, backward / speed)
         found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
     return found

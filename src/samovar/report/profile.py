@@ -128,7 +128,7 @@ def _checked(profile: Profile) -> Profile:
     for layer in profile.layers:
         numbers = (layer.num_parameters, layer.multiply_adds, layer.activation_bytes, layer.behind_bytes)
         times = (layer.forward_s or 0.0, layer.backward_s or 0.0, layer.fresh_s)
-        if min(*numbers, *times) < 0 or not max(times) < 1e9 or max(numbers) > _MOST:
+        if min(numbers) < 0 or max(numbers) > _MOST or not all(0 <= seconds < 1e9 for seconds in times):
             raise ValueError(f"layer {layer.name!r} has a number below 0, or one without end")
     if not profile.num_parameters:
         raise ValueError("no layer has parameters; there is nothing to exchange")

@@ -103,6 +103,10 @@ def test_what_is_left_out_costs_nothing() -> None:
         ('title = "a"\n[node]\nworkers = 0', "workers is 0; give at least 1"),
         ('title = "a"\n[node]\nworkers = 1.5', "workers is 1.5; give a whole number"),
         ('title = "a"\n[worker]\nspare_core = 1', "spare_core is 1; give true or false"),
+        ('title = "a"\n[rack]\noversubscription = 4', "oversubscription has no effect without nodes"),
+        ('title = "a"\n[worker]\nslow_factor = 4', "slow_factor has no effect without slow_every"),
+        (f'title = "a"\n[node]\nworkers = 1{"0" * 400}', "give a number"),
+        ('title = "a"\n[worker]\nslow_every = 10_000_000_000\nslow_factor = 2', "give at most 1,048,576"),
         ('title = "a"\nrack = 16', r"rack is 16; it is a section, \[rack\]"),
     ],
 )

@@ -106,10 +106,19 @@ def test_everything_is_taught_in_the_time_of_the_prediction() -> None:
     assert rows[1].hours_to(1.01) is None
 
 
+def test_the_time_of_workers_of_different_pace_is_that_of_their_samples() -> None:
+    slow = replace(CLUSTER, worker=WorkerSpec(slow_every=2, slow_factor=4.0))
+    asked = replace(question(2), cluster=slow, strategies=("async-easgd",))
+    found = predicted(asked)
+    row = taught(asked, found, lambda *_: SHORT)[1]
+    assert 2 * 8 / row.step_s == pytest.approx(found[0].samples_per_s)
+
+
 def test_too_many_workers_for_the_digits_are_refused() -> None:
     assert digits_for(16, False) == Digits(1024)
     assert digits_for(17, False) is None
     assert digits_for(64, True) == Digits(64)
     assert digits_for(65, True) is None
+    assert digits_for(33, True) == Digits(33), "and all 30 epochs"
     with pytest.raises(InputError, match="add a smaller number to --workers"):
         taught(question(128), [], digits_for)

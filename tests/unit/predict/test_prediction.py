@@ -105,6 +105,13 @@ def test_all_wait_for_the_slowest_where_they_go_in_step() -> None:
     assert apart.samples_per_s > 1.4 * in_step.samples_per_s
 
 
+def test_where_all_workers_are_slow_so_is_the_one_they_are_compared_with() -> None:
+    cluster = replace(CLUSTER, worker=WorkerSpec(slow_every=1, slow_factor=20.0))
+    rows = predicted(asked(cluster, "local-sgd", 1, 4))
+    assert rows[0].speed_up == pytest.approx(1.0)
+    assert rows[1].efficiency > 0.9
+
+
 def test_an_uplink_of_a_rack_is_named() -> None:
     cluster = replace(CLUSTER, rack=RackSpec(4, oversubscription=8))
     rows = predicted(asked(cluster, "sync", 2, 4, 8, 16, collective="halving-doubling", overlap="none"))

@@ -76,6 +76,8 @@ LAYER = (
         (LAYER % '"update_s": -1,', "update_s is below 0"),
         (LAYER % '"update_s": NaN,', "update_s is below 0, or without end"),
         (LAYER % "", "its layers take no time"),
+        ((LAYER % "").replace('"backward_s": 0', '"backward_s": NaN'), "'x' has a number below 0, or one without end"),
+        ((LAYER % "").replace('"backward_s": 0', '"fresh_s": NaN'), "'x' has a number below 0, or one without end"),
         ((LAYER % "").replace('"batch_size": 1', f'"batch_size": 1{"0" * 400}'), "that fits into 64 bits"),
     ],
 )
@@ -112,3 +114,8 @@ def test_less_is_sent_by_data_or_by_model_parallelism() -> None:
     conv, fc = volumes(COUNTED, 20)
     assert (conv.weight_bytes, conv.data_bytes, conv.advice) == (400, 4_000, DATA)
     assert (fc.weight_bytes, fc.data_bytes, fc.advice) == (4_000, 800, MODEL)
+
+
+def test_a_speed_without_products_is_not_called_missing() -> None:
+    with pytest.raises(InputError, match="lacks its seconds, and none has multiply_adds"):
+        work_of(Profile("net", 1, (LayerProfile("fc", "", 10, 0, 0, 0.5),)), WorkerSpec(speed=1e12), 1)

@@ -28,6 +28,13 @@ def test_bytes_that_move_take_longer_beside_others_and_computing_does_not() -> N
     assert (alone.update_s, beside.update_s) == (0.5, 1.0)
 
 
+def test_bytes_that_are_counted_move_faster_alone_too() -> None:
+    layers = (LayerProfile("fc", "", 1_000_000, 1_000, 0), LayerProfile("relu", "", 0, 0, 10_000_000))
+    alone, beside = (work_of(Profile("net", 1, layers), replace(WORKER, speed=1e15), 1, slower) for slower in (1, 2))
+    assert (alone.update_s, beside.update_s) == (pytest.approx(5 * 4e6 / ALONE), pytest.approx(10 * 4e6 / ALONE))
+    assert beside.step_s == pytest.approx(2 * alone.step_s, rel=1e-3)
+
+
 def test_a_layer_takes_no_longer_than_if_it_only_moved_bytes() -> None:
     quick = replace(WEIGHS, forward_s=0.01, backward_s=0.02)
     (segment,) = work_of(Profile("net", 8, (quick,), update_s=0.0), WORKER, 8, 2.0).segments
