@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samovar.core.errors import InputError
+from samovar.core.host import says_loopback
 from samovar.launch.meeting import HostPlace
-from samovar.transports.rendezvous import addresses_towards
+from samovar.transports.rendezvous import addresses_towards, is_loopback
 from samovar.transports.tcp_listen import address_of, listen
 
 _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
@@ -60,6 +61,11 @@ def started_over_ssh(
     with ExitStack() as stack:
         listening = stack.enter_context(listen(address or _address_towards(others[0].name)))
         place, port = address_of(listening)
+        if address is not None and is_loopback(place) and not says_loopback(address):
+            raise InputError(
+                f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
+                "leave it out"
+            )
         started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
         stack.callback(_end, started)
         for number, host in enumerate(others, 1):

@@ -1,6 +1,7 @@
 """The effect of a rank's end on its run: the run ends, or the others continue."""
 
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -74,9 +75,9 @@ class InStepPolicy(EndPolicy):
 
 
 def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
-    """Whether the failed rank did not only wait for another one."""
+    """Whether the failed rank did not only wait for another one. MPI aborts a rank that loses another one."""
     failure = failures.get(end.rank)
-    return failure is None or failure.kind not in _WAITED
+    return end.return_code != -signal.SIGABRT if failure is None else failure.kind not in _WAITED
 
 
 class RestartPolicy(InStepPolicy):
@@ -246,4 +247,9 @@ def blamed(
     found = [rank for rank, failure in failures.items() if failure.kind in kinds]
     found.sort(key=lambda rank: (kind := kinds[failures[rank].kind], steps_of(rank) if kind else 0))
     told = [RankEnd(rank, failures[rank].exit_code) for rank in found if all(end.rank != rank for end in ends)]
-    return sorted([*ends, *told], key=lambda end: found.index(end.rank) if end.rank in found else len(found))
+
+    def order(end: RankEnd) -> tuple[int, bool, bool]:
+        place = found.index(end.rank) if end.rank in found else len(found)
+        return place, end.return_code == 0, not is_cause(end, failures)
+
+    return sorted([*ends, *told], key=order)

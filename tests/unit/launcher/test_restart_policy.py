@@ -181,6 +181,16 @@ def test_the_first_rank_with_weights_that_are_not_finite_is_awaited_and_blamed(t
     run.close()
 
 
+def test_a_rank_that_is_aborted_for_the_end_of_another_is_not_blamed(tmp_path: Path) -> None:
+    """MPICH aborts a rank that misses another, and tells nobody why."""
+    run = Run(tmp_path, ["", ""], {})
+    policy, aborted, killed = InStepPolicy({}, 100.0, run.board, range(2)), RankEnd(0, -6), RankEnd(1, -9)
+    assert policy.patience_s(aborted) == policy.waiting_s
+    assert blamed([aborted, killed, RankEnd(2, 0)], {}, lambda _: 0) == [killed, aborted, RankEnd(2, 0)]
+    assert blamed([aborted], {}, lambda _: 0) == [aborted]
+    run.close()
+
+
 def test_a_run_ends_with_its_last_rank(tmp_path: Path) -> None:
     run = Run(tmp_path, [DIES, DIES], {}, may_restart=False)
     assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, -9), RankEnd(1, -9)]
