@@ -164,6 +164,13 @@ void die_with_parent() {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) throw std::system_error(errno, std::generic_category(), "prctl");
 }
 
+bool adopt_orphans(bool adopts) {
+  int before = 0;
+  if (prctl(PR_GET_CHILD_SUBREAPER, &before) != 0 || prctl(PR_SET_CHILD_SUBREAPER, adopts ? 1UL : 0UL) != 0)
+    throw std::system_error(errno, std::generic_category(), "prctl");
+  return before != 0;
+}
+
 void bind_window(nb::module_& module) {
   nb::class_<Window>(module, "Window")
       .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t>(),
@@ -236,4 +243,5 @@ NB_MODULE(_native, module) {
   module.def("outer_step", &outer_step, "weights"_a.noconvert(), "center"_a.noconvert(), "velocity"_a.noconvert(),
              "sum"_a.noconvert(), "count"_a, "rate"_a, "momentum"_a, WithoutGil());
   module.def("die_with_parent", &die_with_parent);
+  module.def("adopt_orphans", &adopt_orphans, "adopts"_a);
 }

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from samovar import _native
 
@@ -94,24 +94,24 @@ def _be_rank_program(module: str, words: Sequence[str]) -> int:
 
 
 def _started_rank(
-    words: Sequence[str], stdout: IO[bytes], pass_fds: Sequence[int], env: Mapping[str, str], **_others: object
+    words: Sequence[str], stdin: int, stdout: int, pass_fds: Sequence[int], env: Mapping[str, str], **_others: object
 ) -> Any:
     """In place of `subprocess.Popen` in `launch.processes`."""
-    return _ForkedRank(words, stdout, pass_fds, env)
+    return _ForkedRank(words, (stdin, stdout, stdout), pass_fds, env)
 
 
 class _ForkedRank:
     """A rank process; the part of `subprocess.Popen` that the launcher uses."""
 
     def __init__(
-        self, words: Sequence[str], log: IO[bytes], descriptors: Sequence[int], environment: Mapping[str, str]
+        self, words: Sequence[str], streams: Sequence[int], descriptors: Sequence[int], environment: Mapping[str, str]
     ) -> None:
         self.returncode: int | None = None
         sys.stdout.flush()
         begun, begin = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            _end_as(lambda: _be_rank(words, log.fileno(), {*descriptors, begin}, environment, begin))
+            _end_as(lambda: _be_rank(words, streams, {*descriptors, begin}, environment, begin))
         os.close(begin)
         os.read(begun, 1)  # until it leads its session
         os.close(begun)
@@ -127,11 +127,13 @@ class _ForkedRank:
         return self.returncode
 
 
-def _be_rank(words: Sequence[str], log: int, kept: set[int], environment: Mapping[str, str], begin: int) -> int:
+def _be_rank(
+    words: Sequence[str], streams: Sequence[int], kept: set[int], environment: Mapping[str, str], begin: int
+) -> int:
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, descriptor in enumerate((nothing, log, log)):
-        os.dup2(descriptor, number)
+    for number, descriptor in enumerate(streams):
+        os.dup2(nothing if descriptor == subprocess.DEVNULL else descriptor, number)
     first = _LAST_STANDARD + 1
     for descriptor in sorted(kept):
         os.closerange(first, descriptor)

@@ -4,6 +4,7 @@ A scenario is a function of a fresh `ProcessGroup` that returns a JSON value; al
 processes, because importing torch costs more than most of them.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -71,6 +72,8 @@ def _forked(
     words = [[str(rank), str(world_size), place, *arguments] for rank in range(world_size)]
     with TemporaryDirectory() as folder:
         files = [[Path(folder, f"{kind}{rank}") for kind in ("output", "errors")] for rank in range(world_size)]
+        for path in itertools.chain(*files):
+            path.touch()  # a rank that another one's failure ends may not have begun
         failed = process.ranks(module, words, files, timeout_s)
         if failed != 0:
             which = f"{timeout_s} s are over" if failed is None else f"rank {failed - 1}"

@@ -29,9 +29,9 @@ def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] 
 
 
 @pytest.fixture
-def import_of_rank_1(tmp_path: Path) -> HeldImport:
-    """Holds rank 1 when it begins to import what it works with."""
-    return HeldImport(tmp_path, "samovar.training.rank_work", "--rank=1")
+def import_of_rank_0(tmp_path: Path) -> HeldImport:
+    """Holds rank 0 when it begins to import what it works with; it forks rank 1 after that."""
+    return HeldImport(tmp_path, "samovar.training.rank_work", "--rank=0")
 
 
 def send_and_wait(command: Command, number: signal.Signals) -> None:
@@ -100,28 +100,28 @@ def test_signals_from_everywhere_are_one_stop(endless: Path, tmp_path: Path) -> 
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
 
 
-def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path, import_of_rank_1: HeldImport) -> None:
+def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path, import_of_rank_0: HeldImport) -> None:
     """It is kept until the ranks, one of which stands still while it is started, can act on it."""
     out = tmp_path / "out"
-    with start(endless, out, prefix=import_of_rank_1.prefix) as command:
-        command.until(lambda: import_of_rank_1.is_reached, "rank 1 stands still")
+    with start(endless, out, prefix=import_of_rank_0.prefix) as command:
+        command.until(lambda: import_of_rank_0.is_reached, "rank 0 stands still")
         send_and_wait(command, signal.SIGTERM)
         assert last_step(out) == 0
-        import_of_rank_1.let_go()
+        import_of_rank_0.let_go()
         ended = command.wait()
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
     assert result_of(out)["steps"] <= 2
 
 
-def test_a_signal_to_a_rank_that_is_being_started(endless: Path, tmp_path: Path, import_of_rank_1: HeldImport) -> None:
+def test_a_signal_to_a_rank_that_is_being_started(endless: Path, tmp_path: Path, import_of_rank_0: HeldImport) -> None:
     """It is held back while the rank imports what it works with."""
     out = tmp_path / "out"
-    with start(endless, out, prefix=import_of_rank_1.prefix) as command:
-        command.until(lambda: import_of_rank_1.is_reached, "rank 1 stands still")
-        rank = command.wait_for_rank(1)
+    with start(endless, out, prefix=import_of_rank_0.prefix) as command:
+        command.until(lambda: import_of_rank_0.is_reached, "rank 0 stands still")
+        rank = command.wait_for_rank(0)
         rank.send_signal(signal.SIGTERM)
         assert holds_back(rank.pid, signal.SIGTERM)
-        import_of_rank_1.let_go()
+        import_of_rank_0.let_go()
         ended = command.wait()
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
     assert result_of(out)["steps"] <= 2

@@ -2,15 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from samovar import _native
+from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.launch.watch import EndPolicy, Inbox, RankEnd, RankProcess, RankWatch
+from samovar.launch.watch import EndPolicy, ForkedProcess, Inbox, RankEnd, RankProcess, RankWatch, readable
 from samovar.transports.shm import BoardWord, RunBoard
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
@@ -19,6 +24,12 @@ __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# How long the first rank may import before the others do so themselves, and how long a fork may take.
+_IMPORT_S = 600.0
+_FORK_S = 60.0
+_LOOK_S = 0.1
+_ANSWER_BYTES = 64
+_one_adopts = threading.Lock()
 
 
 class SignalEffect(Enum):
@@ -68,11 +79,69 @@ class Signals:
         board.post(board.launcher_row, BoardWord.SNAPSHOT_REQUESTS, self.num_snapshots)
 
 
+class Forks:
+    """Ranks that the first one of a host forks after its imports (see training/rank.py), so that these are done once.
+
+    A process between the two forks them and ends. The launcher, which adopts orphans meanwhile, is then their parent.
+    """
+
+    def __init__(self, is_signalled: Callable[[], bool]) -> None:
+        self._is_signalled = is_signalled
+        self._near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._between = -1
+        self._is_over = False
+
+    def __enter__(self) -> "Forks":
+        _one_adopts.acquire()
+        self._adopted_before = _native.adopt_orphans(True)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.far.close()
+        self._near.shutdown(socket.SHUT_RDWR)  # a process that another thread has forked may hold a copy
+        self._near.close()
+        if self._between >= 0:
+            readable(self._between, _FORK_S)
+            with suppress(ChildProcessError):  # it is a child of this process if the first rank is gone
+                os.waitid(os.P_PIDFD, self._between, os.WEXITED | os.WNOHANG)
+            os.close(self._between)
+        _native.adopt_orphans(self._adopted_before)
+        _one_adopts.release()
+
+    def fork(self, rank: int, descriptors: Sequence[int]) -> ForkedProcess | None:
+        """A rank with this pipe and log; None if the first one is gone, not ready, or has no room."""
+        self.far.close()
+        if self._is_over or not self._is_ready():
+            self._is_over = True
+            return None
+        try:
+            socket.send_fds(self._near, [str(rank).encode()], descriptors)
+        except ConnectionError:
+            return None
+        if not readable(self._near.fileno(), _FORK_S):
+            self._near.shutdown(socket.SHUT_RDWR)  # one that answers from now on gets an error, and ends
+        answer = self._near.recv(_ANSWER_BYTES)
+        return ForkedProcess(int(answer)) if answer else None
+
+    def _is_ready(self) -> bool:
+        deadline = Deadline.after(_IMPORT_S)
+        while self._between < 0:
+            if self._is_signalled() or deadline.passed():
+                return False
+            if readable(self._near.fileno(), _LOOK_S):
+                answer = self._near.recv(_ANSWER_BYTES)
+                if not answer:
+                    return False
+                self._between = os.pidfd_open(int(answer))
+        return True
+
+
 class Launch:
     """Runs one process for each of `log_paths` until all are done or one fails, as `policy` says; then none is left.
 
     `command(rank, pipe)` gives the arguments of a rank that writes to descriptor `pipe`; `inherited` descriptors keep
-    their numbers. `on_output(rank, data)` gets the bytes that a rank wrote to its pipe.
+    their numbers. `on_output(rank, data)` gets the bytes that a rank wrote to its pipe. With `may_fork` the first of
+    several ranks forks the others, as training/rank.py does.
     """
 
     def __init__(
@@ -87,8 +156,11 @@ class Launch:
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
         own: Mapping[int, int] | None = None,
         inbox: Inbox | None = None,
+        *,
+        may_fork: bool = False,
     ) -> None:
         self._command = command
+        self._may_fork = may_fork
         self._own = own or {}
         self._inherited = inherited
         self._log_paths = log_paths
@@ -111,22 +183,41 @@ class Launch:
         """
         return self._watch.run()
 
-    def _start(self, rank: int) -> RankProcess:
+    def _start(self, ranks: Sequence[int]) -> Iterator[RankProcess]:
+        # Where SIGCHLD is ignored, nobody can wait for a child.
+        if not self._may_fork or len(ranks) < 2 or signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            yield from (self._opened(rank, self._execute) for rank in ranks)
+            return
+        with Forks(self._watch.is_signalled) as forks:
+            yield self._opened(ranks[0], partial(self._execute, stdin=forks.far.fileno()))
+            for rank in ranks[1:]:
+                yield self._opened(rank, partial(self._fork, forks))
+
+    def _opened(
+        self, rank: int, start: "Callable[[int, int, int], subprocess.Popen[bytes] | ForkedProcess]"
+    ) -> RankProcess:
         read_end, write_end = os.pipe()
         try:
             with self._log_paths[rank].open("ab") as log:
-                process = subprocess.Popen(
-                    list(self._command(rank, write_end)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[*self._inherited, *filter(None, [self._own.get(rank)]), write_end],
-                    env=_CUBLAS | os.environ | dict.fromkeys(_NUM_THREADS, str(self._threads_per_worker)),
-                    start_new_session=True,
-                )
+                process = start(rank, write_end, log.fileno())
         except OSError as error:
             os.close(read_end)
             raise InputError(f"rank {rank} cannot be started: {error}") from error
         finally:
             os.close(write_end)
         return RankProcess(rank, process, {read_end: partial(self._on_output, rank)})
+
+    def _fork(self, forks: Forks, rank: int, pipe: int, log: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+        descriptors = [pipe, log, *filter(None, [self._own.get(rank)])]
+        return forks.fork(rank, descriptors) or self._execute(rank, pipe, log)
+
+    def _execute(self, rank: int, pipe: int, log: int, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            list(self._command(rank, pipe)),
+            stdin=stdin,
+            stdout=log,
+            stderr=log,
+            pass_fds=[*self._inherited, *filter(None, [self._own.get(rank)]), pipe],
+            env=_CUBLAS | os.environ | dict.fromkeys(_NUM_THREADS, str(self._threads_per_worker)),
+            start_new_session=True,
+        )

@@ -155,7 +155,7 @@ class ScriptLaunch(EndPolicy):
         self._kill_signal = 0
         # Nohup, or a shell in the background, ignores some on purpose.
         taken = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
-        self._watch = RankWatch(self._start, range(num_ranks), taken, self._pass_on, self, outlet)
+        self._watch = RankWatch(partial(map, self._start), range(num_ranks), taken, self._pass_on, self, outlet)
 
     @property
     def first_rank(self) -> int:

@@ -7,13 +7,14 @@ with all processes that it started.
 import contextlib
 import math
 import os
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -36,12 +37,31 @@ class RankEnd:
     return_code: int
 
 
+class ForkedProcess:
+    """A child of this process that another one forked, with that of Popen which a launcher needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, or minus the signal that killed it. Raises TimeoutExpired if it still runs after `timeout`."""
+        if self.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            has_ended = readable(pidfd, timeout)
+            os.close(pidfd)
+            if not has_ended:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
 @dataclass(slots=True)
 class RankProcess:
     """A started rank; `pipes` are the read ends of its output, each with a function that takes the bytes."""
 
     rank: int
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | ForkedProcess"
     pipes: dict[int, Callable[[bytes], None]]
     pidfd: int = field(init=False)
 
@@ -120,13 +140,13 @@ class Inbox(Protocol):
 class RankWatch:
     """Runs one process per rank until all are done or one fails, as `policy` says; then none is left.
 
-    `start(rank)` starts a rank. `on_signal(number)` acts on a signal to the launcher, and returns whether to end the
-    ranks at once. Only the main thread gets signals. Messages of other hosts come to `inbox`.
+    `start(ranks)` starts them one after another. `on_signal(number)` acts on a signal to the launcher, and returns
+    whether to end the ranks at once. Only the main thread gets signals. Messages of other hosts come to `inbox`.
     """
 
     def __init__(
         self,
-        start: Callable[[int], RankProcess],
+        start: Callable[[Sequence[int]], Iterable[RankProcess]],
         numbers: Sequence[int],
         signals: Sequence[int],
         on_signal: Callable[[int], bool],
@@ -161,10 +181,14 @@ class RankWatch:
                 if not self._policy.starts_again(ends):
                     return ends
 
+    def is_signalled(self) -> bool:
+        """Whether a signal has come that is not acted on yet."""
+        return bool(self._waiting)
+
     def _run_once(self) -> list[RankEnd]:
         try:
-            for rank in self._numbers:
-                self._add(self._start(rank))
+            for rank in self._start(self._numbers):
+                self._add(rank)
             return self._watch()
         finally:
             self._end_all()
@@ -219,8 +243,8 @@ class RankWatch:
                 ends += [end] if what.counts else []
                 if what.counts and self._inbox is not None:
                     self._inbox.rank_ended(end)
-                for rank in what.started:
-                    self._add(self._start(rank))
+                for number in what.started:  # one by one: this loop does not wait for the first one's imports
+                    self._add(*self._start([number]))
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
                 self._read(key.data, key.fd)
         return ends
@@ -309,6 +333,13 @@ class StoppedRanks:
         stopped = {one.rank for one in ranks if one.process.returncode is None and is_stopped(one.process.pid)}
         self._since_s = {rank: self._since_s.get(rank, now_s) for rank in stopped}
         return [rank for rank, since_s in self._since_s.items() if now_s - since_s >= self._most_s]
+
+
+def readable(descriptor: int, wait_s: float) -> bool:
+    """Whether there is something to read, or an end, within `wait_s`."""
+    look = select.poll()
+    look.register(descriptor, select.POLLIN)
+    return bool(look.poll(wait_s * 1000))
 
 
 def is_stopped(pid: int) -> bool:

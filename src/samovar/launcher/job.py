@@ -183,8 +183,8 @@ class _RunningJob:
         inherited, num_threads = list(self._memory.values()), self._config.threads_per_worker
         common = (self._command, logs, self._board, inherited, self._take, num_threads, self._policy, effects)
         if others is None:
-            return Launch(*common)
-        launch = Launch(*common, self._listening(), others)
+            return Launch(*common, may_fork=True)
+        launch = Launch(*common, self._listening(), others, may_fork=True)
         seen = (self._board, self._told.failures, self._keep, self._state, self._folder)
         survives = self._policy if isinstance(self._policy, RestartPolicy) else None
         others.attach(HostDuties(launch.signals, *seen, survives))

@@ -1,8 +1,10 @@
 """Placing ranks on cores; starting, watching and ending rank processes."""
 
+import ast
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,6 +20,7 @@ from samovar.core.host import num_available_cpus
 from samovar.launch import numa
 from samovar.launch.numa import place
 from samovar.launch.processes import Launch, RankEnd
+from samovar.launch.rank_arguments import RankArguments
 from samovar.transports.shm import RunBoard, create_segment
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -88,17 +91,20 @@ class Started:
         inherited: Sequence[int] = (),
         on_output: Callable[[int, bytes], None] | None = None,
         python: Sequence[Sequence[str]] = (PYTHON, PYTHON, PYTHON),
+        command: Callable[[int, int], Sequence[str]] | None = None,
+        may_fork: bool = False,
     ) -> None:
         self.segment = create_segment(len(programs))
         self.outputs: defaultdict[int, bytes] = defaultdict(bytes)
         self.logs = [folder / f"{rank}.log" for rank in range(len(programs))]
         self.launch = Launch(
-            command=lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))],
+            command=command or (lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))]),
             board=RunBoard(self.segment, len(programs)),
             inherited=[self.segment, *inherited],
             log_paths=dict(enumerate(self.logs)),
             threads_per_worker=threads_per_worker,
             on_output=on_output or self.take,
+            may_fork=may_fork,
         )
 
     def take(self, rank: int, data: bytes) -> None:
@@ -340,3 +346,84 @@ def test_a_second_signal_to_stop_ends_ranks_that_do_not_stop(tmp_path: Path, fir
         launcher.process.send_signal(signal.SIGTERM)
         assert launcher.says() == f"ends [] {first.value} 15"
         assert launcher.process.wait(TIMEOUT_S) == 0
+
+
+# A rank that forks the others as training/rank.py does, and tells what it is.
+FORKING = """
+import os, sys
+import numpy, torch
+from samovar.launch.rank_arguments import RankArguments
+from samovar.training.rank import fork_others
+
+if {first}: os._exit(0)
+given = fork_others(RankArguments.parse(sys.argv[sys.argv.index("samovar.training.rank") + 1:]))
+words = open("/proc/self/cmdline", errors="replace").read().split(chr(0))
+shown = next(word for word in words if word.startswith("--rank="))
+print("log of rank", given.rank)
+own = os.getsid(0) == os.getpid(), os.getppid(), shown, len(os.listdir("/proc/self/fd"))
+os.write(given.pipe, repr((given.rank, *own, numpy.random.random(), torch.rand(()).item())).encode())
+os._exit(0)
+"""
+
+
+def forking(folder: Path, first: str = "False", world_size: int = 3) -> Started:
+    """A launch of ranks each of which would fork the others."""
+
+    def command(rank: int, pipe: int) -> list[str]:
+        given = RankArguments(rank=rank, segment=started.segment, pipe=pipe, parent=os.getpid(), config=folder)
+        words = given.to_command(sys.executable)
+        return [*words[:2], "-c", FORKING.format(first=first), *words[words.index("-m") + 1 :]]
+
+    started = Started(folder, [""] * world_size, command=command, may_fork=True)
+    return started
+
+
+def test_the_first_rank_forks_the_others_and_each_is_as_if_started(tmp_path: Path) -> None:
+    started = forking(tmp_path)
+    assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+    told = {rank: ast.literal_eval(output.decode()) for rank, output in started.outputs.items()}
+    for rank, (number, leads_session, parent, shown, *_others) in told.items():
+        assert (number, leads_session, parent, shown) == (rank, True, os.getpid(), f"--rank={rank}")
+        assert started.logs[rank].read_text().startswith(f"log of rank {rank}\n")
+    assert len({num_descriptors for *_, num_descriptors, _numpy, _torch in told.values()}) == 1
+    assert [len(set(numbers)) for numbers in list(zip(*told.values(), strict=True))[-2:]] == [3, 3]
+
+
+def test_ranks_that_the_first_one_does_not_fork_are_started(tmp_path: Path) -> None:
+    """It ends before it could."""
+    started = forking(tmp_path, first="'--rank=0' in sys.argv")
+    assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+    told = {rank: ast.literal_eval(output.decode()) for rank, output in started.outputs.items()}
+    assert {rank: values[:3] for rank, values in told.items()} == {rank: (rank, True, os.getpid()) for rank in (1, 2)}
+
+
+def test_where_ends_of_children_are_not_kept_ranks_are_started(tmp_path: Path) -> None:
+    """As in a daemon that ignores SIGCHLD."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        ends = forking(tmp_path).run()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert sorted(ends, key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+
+
+def test_a_copy_of_the_launchers_socket_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may fork a process at any moment, which then has one."""
+    copies, make = [], socket.socketpair
+
+    def pair(*kind: int) -> tuple[socket.socket, socket.socket]:
+        ends = make(*kind)
+        copies.append(os.dup(ends[0].fileno()))
+        return ends
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+    ends = forking(tmp_path).run()
+    for copy in copies:
+        os.close(copy)
+    assert sorted(ends, key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+
+
+def test_ranks_are_forked_in_a_folder_that_is_not_unicode(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"l\xe4tin")
+    folder.mkdir()
+    assert sorted(forking(folder).run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
