@@ -198,6 +198,20 @@ def test_a_memory_holder_goes_after_its_time() -> None:
 
 
 @pytest.mark.slow
+def test_a_start_that_fails_keeps_what_a_killed_server_left() -> None:
+    box = f"test-{uuid.uuid4().hex}"
+    with serve(box) as server:
+        create_buffer(parse_endpoint(box, None), "c", BufferShape(10), "test", Deadline.after(WAIT_S))
+        server.kill()
+        server.wait()
+    run("serve", "--box", box, "--listen", "here", "--key-file", "/dev/null", code=2)
+    with serve(box) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "kept from a server that was killed: c\n"
+        end(server, signal.SIGTERM)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
     """With members of other hosts being served."""

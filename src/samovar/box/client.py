@@ -1,6 +1,9 @@
 """`samovar.box.connect`: a served box, and its named buffers, for your own program."""
 
+import math
+import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ from samovar.box.endpoints import BoxView, Endpoints, create_shards, drop_shards
 from samovar.box.joining import BoxSeat, buffer_names
 from samovar.box.local import DEFAULT_BOX
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
 from samovar.transports.base import Array
 
 _WHO = "samovar.box"
@@ -87,9 +90,9 @@ class Box:
             )
         if type(num_elements) is not int or num_elements < 1:
             raise InputError(f"{_WHO}: num_elements is {num_elements!r}; give a whole number from 1 on")
-        create_shards(
-            self._places, name, BufferShape(num_elements, with_velocity=with_velocity), _WHO, self._deadline()
-        )
+        shape = BufferShape(num_elements, with_velocity=with_velocity)
+        # Another program may make it now, too.
+        create_shards(self._places, name, shape, _WHO, self._deadline(), goes_on=True)
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._timeout_s)
@@ -116,6 +119,7 @@ class BoxBuffer:
         self._seat: BoxSeat | None = None
         self._num_updates = 0
         self._is_closed = False
+        self._process_id, self._lock = os.getpid(), threading.Lock()
 
     def get(self, into: Any = None) -> Array:
         """c, float32 (N,), in a new array or `into` this one. Each chunk is whole, also if others change it."""
@@ -126,25 +130,28 @@ class BoxBuffer:
 
     def put(self, values: Any) -> None:
         """c = values. This overwrites changes by others, so do it before they begin."""
-        array, deadline = self._floats("put", values), self._open("put")
-        self._center(deadline).write(array, deadline)
+        array = self._finite("put", self._floats("put", values))
+        with self._turn("put") as deadline:
+            self._center(deadline).write(array, deadline)
 
     def accumulate(self, difference: Any, momentum: float = 0.0) -> None:
         """c += difference, once and whole; with momentum m and the buffer's velocity v: v = m v + difference, c += v.
 
         Raises InputError if there is a momentum and the buffer has no velocity.
         """
-        array, deadline = self._floats("accumulate", difference), self._open("accumulate")
-        self.versions = self._center(deadline).accumulate(self._next(), array, deadline, momentum)
+        array = self._finite("accumulate", self._floats("accumulate", difference), momentum)
+        with self._turn("accumulate") as deadline:
+            self.versions = self._center(deadline).accumulate(self._next(), array, deadline, momentum)
 
     def exchange(self, weights: Any, moving_rate: float) -> None:
         """d = moving_rate (x - c), x -= d, c += d for x = `weights`, which are changed in place: elastic averaging."""
-        array, deadline = self._in_place("exchange", weights), self._open("exchange")
-        self.versions = self._center(deadline).exchange(self._next(), array, moving_rate, deadline)
+        array = self._finite("exchange", self._in_place("exchange", weights), moving_rate)
+        with self._turn("exchange") as deadline:
+            self.versions = self._center(deadline).exchange(self._next(), array, moving_rate, deadline)
 
     def close(self) -> None:
         """Leave the buffer, which stays in the box. A second call does nothing."""
-        if not self._is_closed:
+        if not self._is_closed and self._process_id == os.getpid():
             self._is_closed = True
             if self._seat is not None:
                 self._seat.close()
@@ -172,9 +179,21 @@ class BoxBuffer:
 
     def _open(self, what: str) -> Deadline:
         """The deadline of a call. Raises InputError after `close`."""
-        if self._is_closed:
-            raise InputError(f"{what}: buffer {self.name!r} was closed; open it again with box.buffer({self.name!r})")
+        if self._is_closed or self._process_id != os.getpid():  # a fork's updates would have its parent's numbers
+            how = "was closed" if self._is_closed else "was opened by the process that forked this one"
+            raise InputError(f"{what}: buffer {self.name!r} {how}; open it again with box.buffer({self.name!r})")
         return Deadline.after(self._timeout_s)
+
+    @contextmanager
+    def _turn(self, what: str) -> Iterator[Deadline]:
+        """Of one thread at a time: a seat's updates come in the order of their numbers, or are taken for old ones."""
+        deadline = self._open(what)
+        if not self._lock.acquire(timeout=deadline.timeout_s()):
+            raise DeadlineExceeded(f"{what}: other threads change {self.name!r} all the time; raise timeout_s")
+        try:
+            yield deadline
+        finally:
+            self._lock.release()
 
     def _floats(self, what: str, values: Any) -> Array:
         """`values` as float32 (N,). Raises InputError."""
@@ -188,6 +207,14 @@ class BoxBuffer:
                 f"{what}: got {array.size:,} elements, and buffer {self.name!r} has {self.num_elements:,}; give all "
                 "of them"
             )
+        return array
+
+    def _finite(self, what: str, array: Array, rate: float = 0.0) -> Array:
+        """`array`. Raises NotFinite before anything of it comes to c, and InputError about a rate."""
+        if not math.isfinite(rate):
+            raise InputError(f"{what}: its rate is {rate}; give a finite number")
+        if not (self._view.shape.takes_any or np.isfinite(array).all()):
+            raise NotFinite(f"{what}: refused, the values are not finite")
         return array
 
     def _in_place(self, what: str, given: Any) -> Array:

@@ -132,7 +132,13 @@ class BoxView:
 
 def view(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -> BoxView:
     """The center of buffer `name`, without a seat. Raises InputError as `take_shards`."""
-    looks = [look_at(endpoint, name, who, deadline) for endpoint in endpoints.boxes]
+    looks: list[Look] = []
+
+    def are_marked() -> bool:  # the maker of a shard marks it a moment later
+        looks[:] = [look_at(endpoint, name, who, deadline) for endpoint in endpoints.boxes]
+        return len(looks) == 1 or all(look.part is not None for look in looks)
+
+    polled(are_marked, Deadline.after(min(_PATIENCE_S, deadline.remaining_s())), _POLL_S)
     _require_together(endpoints, name, looks, who)
     with ExitStack() as stack:
         centers = []

@@ -113,13 +113,13 @@ class Line:
             except ConnectionLost as error:
                 self.disconnect()
                 self._has_answered = False
-                if deadline.passed() or self._is_closed:
+                if deadline.remaining_s() <= pause_s or self._is_closed:
                     raise DeadlineExceeded(f"{self.who}: {error}, and {self._box} did not come back in time") from error
             except BaseException:
                 self.disconnect()  # where in a message it stopped is not known
                 self._has_answered = True
                 raise
-            time.sleep(min(pause_s, deadline.remaining_s()))
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def channel(self, deadline: Deadline) -> SecureChannel:

@@ -120,11 +120,14 @@ class BoxServer:
                 if unix_sockets.user_process(connection):
                     self._answer(connection)
 
-    def close(self) -> None:
-        """The end of the box: server and memory holder go, and the memory with the last member that has it mapped."""
+    def close(self, *, keeps_memory: bool = False) -> None:
+        """The end of the box: server and memory holder go, and the memory with the last member that has it mapped.
+
+        With `keeps_memory` the holder keeps it for the next server, as if this one had been killed.
+        """
         self._listener.close()
         self.buffers.close()
-        self._memory.end()
+        (self._memory.close if keeps_memory else self._memory.end)()
 
     def _answer(self, connection: socket.socket) -> None:
         deadline = Deadline.after(_ANSWER_S)
@@ -154,7 +157,7 @@ class BoxServer:
                     return {"names": self.buffers.names()}, []
                 case other:
                     raise InputError(f"the box cannot {str(other)[:20]!r}; use one version of Samovar")
-        except SamovarError as error:
+        except (SamovarError, OSError) as error:  # no descriptor is free, say
             return {"error": str(error)}, []
         if buffer is None:
             return {"done": True}, []

@@ -209,8 +209,14 @@ class _Connection:
 
     def answer_next(self) -> None:
         """Raises SamovarError if the connection is over."""
-        request = Request.unpack(self._channel.receive(FOR_EVER))
+        header = self._channel.receive(FOR_EVER)
         deadline = Deadline.after(self._service.config.timeout_s)
+        try:
+            request = Request.unpack(header)
+        except SamovarError as error:
+            told = np.frombuffer(str(error).encode(), np.uint8)
+            self._channel.send(Reply.to_stranger(header, len(told)).pack(), told, deadline)
+            raise
         if request.kind in ON_CHUNKS:
             self._answer_on_chunks(request, deadline)
             return

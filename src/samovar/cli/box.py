@@ -74,8 +74,10 @@ def serve(
         ):
             typer.echo(_greeting(server, box, place))
             server.serve(lambda: _is_over(stopped, service))
-    finally:
-        server.close()
+    except BaseException:
+        server.close(keeps_memory=bool(server.buffers.names()))
+        raise
+    server.close()
     typer.echo(f"box {box!r} has ended")
 
 

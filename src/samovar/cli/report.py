@@ -14,6 +14,7 @@ from samovar.report.comparison import Comparison, read_foreseen
 from samovar.report.history import History
 from samovar.report.page import MARK, page
 from samovar.report.run_folder import RunFolder, write_atomic
+from samovar.report.tables import printer, show_lines
 from samovar.report.watching import served, watch
 from samovar.transports.tcp_listen import parse_address
 
@@ -36,11 +37,11 @@ def report(
     if len({run.resolve() for run in runs}) < len(runs):
         raise InputError("a run is given twice; give each run once")
     foreseen = None if prediction is None else read_foreseen(prediction)
-    content = page(Comparison.of([History(run).look() for run in runs], foreseen)).encode()
+    content = page(Comparison.of([History(run).look() for run in runs], foreseen)).encode("utf-8", "backslashreplace")
     path = out or (RunFolder(runs[0]).report if len(runs) == 1 else Path("report.html"))
     _require_own(path)
     write_atomic(path, content)
-    typer.echo(f"report: {path} ({units.size(len(content))})")
+    show_lines(printer(), f"report: {path} ({units.size(len(content))})")
 
 
 def _require_own(path: Path) -> None:

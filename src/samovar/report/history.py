@@ -20,7 +20,8 @@ ENDED, FAILED, KILLED, OPEN, UNTOLD = "ended", "failed", "killed", "open", "unto
 _LOG_TAIL_BYTES: Final = 1 << 16
 _RECENT_STEPS: Final = 50
 _STEP_OF = re.compile(r"^\S+ step (\d+)/(\d+) ", re.MULTILINE)
-_ERROR = re.compile(r"^\S+ samovar: error: (.*)\Z", re.MULTILINE)
+_ERROR = re.compile(r"^(\S+) samovar: error: (.*)(?:\n\1 .*)*\Z", re.MULTILINE)  # its lines have one time
+_RESULT = re.compile(r"^\S+ run folder .*\(result\.json.*\Z", re.MULTILINE)
 _ADVICE = re.compile(r"^\S+ where the time went: .*; (.*)$", re.MULTILINE)
 
 
@@ -68,6 +69,7 @@ class LogEnd:
     total_steps: int | None = None
     error: str | None = None
     advice: str = ""
+    has_result: bool = False
 
 
 class History:
@@ -105,7 +107,8 @@ class History:
         self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
         self.told = _told(self.files.log)
         self.config = _config(self.files.config)
-        self.result = read_result(self.files.result) if _is_newest(self.files) else None
+        told = self.told.has_result and not self.is_written and self.files.result.is_file()  # copies keep no times
+        self.result = read_result(self.files.result) if told or _is_newest(self.files) else None
         return self
 
     @property
@@ -268,7 +271,12 @@ def _told(log: Path) -> LogEnd:
     except OSError:
         return LogEnd()
     steps, error, advice = (list(form.finditer(tail))[-1:] for form in (_STEP_OF, _ERROR, _ADVICE))
-    return LogEnd(int(steps[0][2]) if steps else None, error[0][1] if error else None, advice[0][1] if advice else "")
+    return LogEnd(
+        int(steps[0][2]) if steps else None,
+        error[0][2] if error else None,
+        advice[0][1] if advice else "",
+        _RESULT.search(tail) is not None,
+    )
 
 
 def _config(path: Path) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ def printer() -> rich.console.Console:
 def show_lines(console: rich.console.Console, *lines: str, style: str = "") -> None:
     """Lines, broken between words on a terminal."""
     for line in lines:
-        console.print(rich.text.Text(_printable(line), style), soft_wrap=not console.is_terminal)
+        console.print(rich.text.Text(printable(line), style), soft_wrap=not console.is_terminal)
 
 
 def show_facts(console: rich.console.Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -36,7 +36,7 @@ def show_facts(console: rich.console.Console, title: str, facts: Sequence[tuple[
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(f"{_INDENT}{name}", _printable(value))
+        grid.add_row(f"{_INDENT}{name}", printable(value))
     console.print(grid)
 
 
@@ -47,7 +47,7 @@ def show_table(
 
     On a terminal that is too narrow it comes in several parts, each with the first column.
     """
-    cells = [columns, *([_printable(cell) for cell in row] for row in rows)]
+    cells = [columns, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
     if not console.is_terminal:
         lines = [_aligned(row, widths, right) for row in cells]
@@ -60,7 +60,7 @@ def show_table(
         console.print(_table([[row[column] for column in part] for row in cells], [right[c] for c in part], total))
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """Names come from files: a control character is shown as an escape."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 

@@ -21,7 +21,7 @@ from samovar.report.charts import count
 from samovar.report.comparison import Comparison, who_trains
 from samovar.report.history import KILLED, OPEN, UNTOLD, History, binned
 from samovar.report.page import page
-from samovar.report.tables import printer
+from samovar.report.tables import printable, printer
 from samovar.report.wording import duration, number
 
 _EVERY_S: Final = 0.5
@@ -56,7 +56,9 @@ def _looks(run: History, stopped: threading.Event) -> Iterator[None]:
 def view(run: History, now_s: float) -> rich.console.Group:
     """The run in ten lines: progress, loss, accuracy, speed, the slow rank and the share of waiting."""
     lines = [
-        rich.text.Text.assemble((run.net, "bold"), f" · {who_trains(run)} · {_state(run, now_s)}"),
+        rich.text.Text.assemble(
+            (printable(run.net), "bold"), f" · {who_trains(run)} · {printable(_state(run, now_s))}"
+        ),
         _progress(run),
         *(_row(name, value, more) for name, value, more in _figures(run)),
     ]
@@ -179,7 +181,7 @@ def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestH
                     self._answer(500, "text/plain", str(error))
 
         def _answer(self, code: int, kind: str, text: str) -> None:
-            content = text.encode()
+            content = text.encode("utf-8", "backslashreplace")  # a path may be no UTF-8
             self.send_response(code)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))

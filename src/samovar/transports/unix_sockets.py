@@ -200,7 +200,7 @@ def connect(address: str, deadline: Deadline) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(deadline.timeout_s())
     try:
-        connection.connect(f"\0{address}")
+        _connect(connection, address, deadline)
     except TimeoutError as error:
         connection.close()
         raise DeadlineExceeded(f"socket {address}: no answer; is the box stopped?") from error
@@ -214,6 +214,18 @@ def connect(address: str, deadline: Deadline) -> socket.socket | None:
             why = "is of a process that cannot be seen from this container; let both share one PID namespace"
         raise InputError(f"socket {address} {why}")
     return connection
+
+
+def _connect(connection: socket.socket, address: str, deadline: Deadline) -> None:
+    """Raises OSError. With a limit of time the system does not wait where the listener's queue is full."""
+    while True:
+        try:
+            connection.connect(f"\0{address}")
+            return
+        except BlockingIOError as error:
+            if deadline.passed():
+                raise TimeoutError from error
+            time.sleep(_RETRY_S)
 
 
 def send(

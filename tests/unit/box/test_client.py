@@ -1,6 +1,8 @@
 """`samovar.box.connect`: named buffers of a served box, here and over the network, in one box and over two."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,7 @@ MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], obj
     "another size": (lambda box, _c: box.buffer("c", 4), "has 5 elements, and num_elements is 4"),
     "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
     "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
+    "a rate that is none": (lambda _box, c: c.exchange(np.ones(5, np.float32), float("nan")), "its rate is nan"),
     "a short array": (lambda _box, c: c.put([1.0]), "put: got 1 elements, and buffer 'c' has 5"),
     "no numbers": (lambda _box, c: c.accumulate(["a"] * 5), "accumulate: could not convert"),
     "a copy": (lambda _box, c: c.exchange(np.ones(5), 0.5), "exchange: its array is changed in place"),
@@ -103,10 +106,44 @@ def test_mistakes(mistake: str, box: samovar.box.Box) -> None:
 
 
 def test_numbers_that_are_not_finite_do_not_come_in(box: samovar.box.Box) -> None:
-    with box.buffer("c", 5) as buffer:
-        with pytest.raises(samovar.NotFinite):
-            buffer.accumulate(np.full(5, np.nan))
+    x = np.ones(SIZE, np.float32)
+    x[-1] = np.nan  # in the last chunk
+    with box.buffer("c", SIZE) as buffer:
+        for change in (buffer.put, buffer.accumulate, lambda x: buffer.exchange(x, 0.5)):
+            with pytest.raises(samovar.NotFinite):
+                change(x)
         assert not buffer.get().any()
+    assert (x[:-1] == 1).all()
+
+
+def test_threads_share_a_buffer(box: samovar.box.Box) -> None:
+    with box.buffer("c", SIZE) as buffer, ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: buffer.accumulate(np.ones(SIZE)), range(20)))
+        assert set(buffer.get()) == {20.0}
+
+
+def test_a_fork_opens_a_buffer_of_its_own(box: samovar.box.Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    with box.buffer("c", 5) as buffer:
+        buffer.accumulate(np.ones(5))
+        with monkeypatch.context() as other:
+            other.setattr("samovar.box.client.os.getpid", lambda: 1)
+            with pytest.raises(
+                samovar.InputError, match="was opened by the process that forked this one; open it again"
+            ):
+                buffer.accumulate(np.ones(5))
+        assert set(buffer.get()) == {1.0}
+
+
+def test_several_programs_make_one_buffer(box: samovar.box.Box) -> None:
+    barrier = threading.Barrier(4)
+
+    def make(_number: int) -> int:
+        barrier.wait(10)
+        with box.buffer("c", SIZE) as buffer:
+            return buffer.num_elements
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(make, range(4))) == [SIZE] * 4
 
 
 @pytest.mark.parametrize(

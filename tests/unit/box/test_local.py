@@ -1,5 +1,6 @@
 """A box's server in this process, with a real memory holder: names, refusals, restarts, members that need no server."""
 
+import errno
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import numpy as np
@@ -22,7 +23,7 @@ from samovar.box.mapped import MappedCenter
 from samovar.box.protocol import NOBODY, Attachment
 from samovar.box.seats import BufferHost
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.transports import unix_sockets
 
 ORIGIN = Origin("192.0.2.7", 7)
@@ -192,6 +193,25 @@ def test_who_comes_while_no_descriptor_is_free_waits(box: str, monkeypatch: pyte
     over.set()
     thread.join()
     server.close()
+
+
+def test_where_many_wait_for_a_server_the_next_waits_too(box: str) -> None:
+    address = server_address(box)
+    with ExitStack() as stack:
+        listener = stack.enter_context(unix_sockets.listen(address))
+        while True:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            waiting.setblocking(False)
+            if waiting.connect_ex(f"\0{address}") == errno.EAGAIN:
+                break
+        with pytest.raises(DeadlineExceeded, match="no answer; is the box stopped"):
+            unix_sockets.connect(address, Deadline.after(0.1))
+        taker = threading.Timer(0.2, lambda: stack.enter_context(listener.accept()[0]))
+        taker.start()
+        last = unix_sockets.connect(address, soon())
+        assert last is not None
+        last.close()
+        taker.join()
 
 
 def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:

@@ -209,6 +209,18 @@ def test_a_new_connection_of_a_member_ends_its_old_one(box: ServedBox, attach: A
     assert (held.values == 2).all()
 
 
+def test_a_member_of_another_version_is_told_so(
+    box: ServedBox, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = protocol.Request.pack
+    box.create("c", 10, 10)
+    monkeypatch.setattr(
+        protocol.Request, "pack", lambda self: (packed := pack(self))[:1] + bytes([protocol.VERSION + 1]) + packed[2:]
+    )
+    with pytest.raises(InputError, match=r"speaks version \d+ of the box's language, .*; use one version of Samovar"):
+        attach()
+
+
 def test_a_center_that_is_not_there_is_named(box: ServedBox, attach: Attach) -> None:
     box.create("alexnet", 10, 10)
     with pytest.raises(InputError, match="no center 'lenet'; there are: alexnet"):

@@ -1,6 +1,7 @@
 """A run as its folder says it, whole and as it grows."""
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,27 @@ def test_the_result_of_an_older_run_does_not_count(tmp_path: Path) -> None:
     log.write("samovar: error: rank 1 was killed")
     log.close()
     assert (run.look().state, run.told.error) == (FAILED, "rank 1 was killed")
+
+
+def test_the_result_of_a_copied_run_counts(tmp_path: Path) -> None:
+    """A copy may keep no times."""
+    files = RunFolder(run_folder(tmp_path / "run"))
+    with files.log.open("a") as log:
+        log.write("2026-11-24T20:00:02.000+00:00 run folder runs/a   (result.json, metrics.jsonl)\n")
+    later_ns = files.result.stat().st_mtime_ns + 1
+    os.utime(files.config, ns=(later_ns, later_ns))
+    assert History(files.path).look().state == ENDED
+    with closing(LogFile(files.log)):
+        assert History(files.path).look().state == OPEN, "it is resumed now"
+
+
+def test_an_error_of_several_lines_is_told(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    files.result.unlink()
+    with closing(LogFile(files.log)) as log:
+        log.write("samovar: error: rank 1: CUDA error\nsecond line")
+    run = History(files.path).look()
+    assert (run.state, run.told.error) == (FAILED, "rank 1: CUDA error")
 
 
 def test_a_resumed_run_took_the_time_of_all_its_lines(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
     assert "slow rank           1  the others wait 20% of the time for it" in text
 
 
+def test_a_net_whose_name_would_steer_the_terminal(tmp_path: Path) -> None:
+    text = shown(History(run_folder(tmp_path / "run", net="a\x1b[31mb")).look())
+    assert "a\\x1b[31mb" in text
+    assert "\x1b" not in text
+
+
 def test_the_time_left_is_that_of_the_steps_of_this_process(tmp_path: Path) -> None:
     """A run that was resumed in a new folder begins at a later step."""
     files = RunFolder(tmp_path)
