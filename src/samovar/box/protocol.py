@@ -33,7 +33,6 @@ MOST_TEXT_BYTES: Final = 1 << 20
 _FLOAT_BYTES: Final = 4
 # kind, version, call, index, first chunk, number of chunks, incarnation, sequence, rate, body
 _REQUEST = struct.Struct("<BB2xIiIIqqdI")
-_REQUEST_START = struct.Struct("<BB2xI")
 # kind, status, call, first chunk, number of chunks, sequence, body, lost
 _REPLY = struct.Struct("<BB2xIIIqId")
 MOST_NAME_BYTES: Final = 128
@@ -204,12 +203,6 @@ class Reply:
         if not lost_s >= 0:
             raise SamovarError(f"no such answer: {lost_s} s lost")
         return cls(Kind(kind), Status(status), call, first, count, sequence, body, lost_s)
-
-    @classmethod
-    def to_stranger(cls, header: bytes, body_bytes: int) -> "Reply":
-        """The refusal of a request that is not understood; kind and call are where every version has them."""
-        kind, _version, call = _REQUEST_START.unpack_from(header)
-        return cls(kind, Status.REFUSED, call, body_bytes=body_bytes)
 
     @classmethod
     def to(cls, request: Request, body_bytes: int = 0, status: Status = Status.DONE, lost_s: float = 0.0) -> "Reply":

@@ -5,6 +5,7 @@ for its center and one for the board, so that neither waits for the other.
 """
 
 import math
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from samovar.box.protocol import (
     Kind,
     Reply,
     Request,
+    Status,
     Welcome,
     pack_word,
     status_of,
@@ -32,6 +34,8 @@ from samovar.box.seats import BufferHost, Seat, answer, answer_on_board
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from samovar.transports.secure import ConnectionLost, SecureChannel
+
+_REQUEST_START = struct.Struct("<BB2xI")  # kind, version and call, where every version has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,8 @@ class _Connection:
             request = Request.unpack(header)
         except SamovarError as error:
             told = np.frombuffer(str(error).encode(), np.uint8)
-            self._channel.send(Reply.to_stranger(header, len(told)).pack(), told, deadline)
+            kind, _version, call = _REQUEST_START.unpack_from(header)
+            self._channel.send(Reply(kind, Status.REFUSED, call, body_bytes=len(told)).pack(), told, deadline)
             raise
         if request.kind in ON_CHUNKS:
             self._answer_on_chunks(request, deadline)

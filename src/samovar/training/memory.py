@@ -29,7 +29,7 @@ from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
 from samovar.strategies.factors import Factoring
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, NONE
 from samovar.strategies.trial import TrialCallback
 from samovar.training.step import Parts
 from samovar.transports.base import MappedWindow, Region, Transport
@@ -110,6 +110,10 @@ class Slices:
 
 def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig, tuple[str, ...]]:
     """`config`, or the nearest one that this solver allows, with a notice."""
+    if config.takes_factors and caffe.iter_size > 1:
+        told = f"--factors {config.factors}: iter_size {caffe.iter_size} adds up gradients before they travel, so whole"
+        settings, notices = possible(replace(config, factors=NONE), caffe)
+        return settings, (told, *notices)
     if not config.divides_updates or caffe.clip_gradients is None:
         return config, ()
     if config.updates_parts:

@@ -38,6 +38,9 @@ class Saver(Protocol):
 def make_saver(caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport) -> Saver:
     """A saver into the run folder, or for `samovar caffe train` to the solver's snapshot_prefix. Raises InputError."""
     require_room(caffe.snapshot_format, learner.num_parameters, num_histories(solver_config(caffe)))
+    if caffe.snapshot_format == "HDF5":  # names that it cannot hold show now
+        outlines, one = learner.net.layers_for_caffemodel(), np.zeros(1, np.float32)
+        encode_caffemodel_hdf5(LayerRecord(o.name, o.type, (), (), [one] * len(o.parameter_names)) for o in outlines)
     if config.by_caffe:
         return PrefixSaver(caffe, learner, transport.group.rank)
     return FolderSaver(RunFolder(config.out).snapshots, caffe, learner, config, transport)

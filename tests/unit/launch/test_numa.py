@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from samovar.core.host import num_available_cpus
+from samovar.launch import numa
 from samovar.launch.numa import numa_nodes, place, spread
 
 Nodes = tuple[tuple[int, ...], ...]
@@ -102,3 +104,55 @@ def test_shared_cores_are_all_cores() -> None:
     found = place(9, 2, nodes=TWO)
     assert found.oversubscribed
     assert found.cpus == (tuple(range(16)),) * 9
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine of six cores, of which this process may use five."""
+    available = [1, 2, 3, 5, 8]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(available))
+    monkeypatch.setattr(numa, "numa_nodes", lambda: (tuple(available),))
+    return available
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected_threads", "cpus"),
+    [
+        (1, None, 5, ((1, 2, 3, 5, 8),)),
+        (2, None, 2, ((1, 2), (3, 5))),
+        (5, None, 1, ((1,), (2,), (3,), (5,), (8,))),
+        (2, 1, 1, ((1,), (2,))),
+        (1, 3, 3, ((1, 2, 3),)),
+    ],
+)
+def test_workers_get_neighbouring_cores_of_their_own(
+    workers: int, threads: int | None, expected_threads: int, cpus: tuple[tuple[int, ...], ...]
+) -> None:
+    found = place(workers, threads)
+    assert (found.threads_per_worker, found.cpus) == (expected_threads, cpus)
+    assert not found.oversubscribed
+
+
+@pytest.mark.parametrize(("workers", "threads", "expected_threads"), [(6, None, 1), (2, 3, 3), (1, 6, 6)])
+def test_with_too_few_cores_all_share_all(
+    cores: list[int], workers: int, threads: int | None, expected_threads: int
+) -> None:
+    found = place(workers, threads)
+    assert found.oversubscribed
+    assert found.threads_per_worker == expected_threads
+    assert found.cpus == (tuple(cores),) * workers
+    assert num_available_cpus() == 5
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected_threads", "is_too_much"),
+    [(2, None, 1, False), (1, None, 2, False), (1, 2, 2, False), (3, None, 1, True), (1, 3, 3, True)],
+)
+def test_with_the_time_of_fewer_cores_no_worker_has_its_own(
+    cores: list[int], workers: int, threads: int | None, expected_threads: int, is_too_much: bool
+) -> None:
+    found = place(workers, threads, most_threads=2)
+    assert (found.threads_per_worker, found.oversubscribed) == (expected_threads, is_too_much)
+    assert found.cpus == (tuple(cores),) * workers
+    assert place(workers, threads, most_threads=9) == place(workers, threads)

@@ -1,4 +1,4 @@
-"""Placing ranks on cores; starting, watching and ending rank processes."""
+"""Starting, watching and ending rank processes, also those that another one forks."""
 
 import ast
 import contextlib
@@ -16,9 +16,6 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.core.host import num_available_cpus
-from samovar.launch import numa
-from samovar.launch.numa import place
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launch.rank_arguments import RankArguments
 from samovar.transports.shm import RunBoard, create_segment
@@ -26,58 +23,6 @@ from samovar.transports.shm import RunBoard, create_segment
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 TIMEOUT_S = 30.0
 FOREVER = "import signal\nwhile True: signal.pause()"
-
-
-@pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A machine of six cores, of which this process may use five."""
-    available = [1, 2, 3, 5, 8]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(available))
-    monkeypatch.setattr(numa, "numa_nodes", lambda: (tuple(available),))
-    return available
-
-
-@pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize(
-    ("workers", "threads", "expected_threads", "cpus"),
-    [
-        (1, None, 5, ((1, 2, 3, 5, 8),)),
-        (2, None, 2, ((1, 2), (3, 5))),
-        (5, None, 1, ((1,), (2,), (3,), (5,), (8,))),
-        (2, 1, 1, ((1,), (2,))),
-        (1, 3, 3, ((1, 2, 3),)),
-    ],
-)
-def test_workers_get_neighbouring_cores_of_their_own(
-    workers: int, threads: int | None, expected_threads: int, cpus: tuple[tuple[int, ...], ...]
-) -> None:
-    found = place(workers, threads)
-    assert (found.threads_per_worker, found.cpus) == (expected_threads, cpus)
-    assert not found.oversubscribed
-
-
-@pytest.mark.parametrize(("workers", "threads", "expected_threads"), [(6, None, 1), (2, 3, 3), (1, 6, 6)])
-def test_with_too_few_cores_all_share_all(
-    cores: list[int], workers: int, threads: int | None, expected_threads: int
-) -> None:
-    found = place(workers, threads)
-    assert found.oversubscribed
-    assert found.threads_per_worker == expected_threads
-    assert found.cpus == (tuple(cores),) * workers
-    assert num_available_cpus() == 5
-
-
-@pytest.mark.parametrize(
-    ("workers", "threads", "expected_threads", "is_too_much"),
-    [(2, None, 1, False), (1, None, 2, False), (1, 2, 2, False), (3, None, 1, True), (1, 3, 3, True)],
-)
-def test_with_the_time_of_fewer_cores_no_worker_has_its_own(
-    cores: list[int], workers: int, threads: int | None, expected_threads: int, is_too_much: bool
-) -> None:
-    found = place(workers, threads, most_threads=2)
-    assert (found.threads_per_worker, found.oversubscribed) == (expected_threads, is_too_much)
-    assert found.cpus == (tuple(cores),) * workers
-    assert place(workers, threads, most_threads=9) == place(workers, threads)
 
 
 class Started:

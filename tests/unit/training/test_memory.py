@@ -46,6 +46,14 @@ def test_updates_are_divided_where_sums_are_made_where_they_lie(
     assert owner_of(caffe, collective, workers, **settings) == owner
 
 
+def test_gradients_that_are_added_up_do_not_travel_as_factors(caffe: CaffeSolver) -> None:
+    wanted = resolved(StrategyConfig(factors="always"), 2)
+    assert possible(wanted, replace(caffe, iter_size=1)) == (wanted, ())
+    settings, (notice,) = possible(wanted, replace(caffe, iter_size=2))
+    assert not settings.takes_factors
+    assert notice.startswith("--factors always: iter_size 2 adds up")
+
+
 @pytest.mark.parametrize(
     ("asked", "settings", "instead", "fields"),
     [

@@ -93,6 +93,10 @@ def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
     with made_in_memory(content) as file:
         data = file.create_group("data")
         for record in layers:
+            if {"", "."} & set(record.name.split("/")):  # HDF5 would put it elsewhere
+                if record.blobs:
+                    raise ValueError(f"layer {record.name!r} has '.' or nothing before or after a slash")
+                continue
             group = data.require_group(record.name)
             for index, array in enumerate(record.blobs):
                 group.create_dataset(str(index), data=np.asarray(array, "<f4", order="C"))

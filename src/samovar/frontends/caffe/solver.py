@@ -249,8 +249,9 @@ def _snapshot_prefix(text: TextMessage) -> Path:
     """As in Caffe: without a prefix the solver file's name; for a folder, the solver file's name in it."""
     if not text.message.HasField("snapshot_prefix"):
         return text.path.with_suffix("")
-    prefix = Path(text.message.snapshot_prefix)
-    return prefix / text.path.stem if prefix.is_dir() else prefix
+    written = text.message.snapshot_prefix
+    prefix = Path(written)
+    return prefix / text.path.stem if prefix.is_dir() or written.endswith("/") else prefix
 
 
 _INTERVALS = ("stepsize", "display", "average_loss", "test_interval", "snapshot")
@@ -296,6 +297,8 @@ def _gamma(caffe: CaffeSolver, times: float) -> float:
     """A gamma that acts once a step acts k times as much; one that acts at drops stays."""
     if caffe.lr_policy in ("inv", "sigmoid"):
         return caffe.gamma * times
+    if caffe.lr_policy == "step" and caffe.stepsize < times:  # several drops in one larger step
+        return float(caffe.gamma ** (times / caffe.stepsize))
     return float(caffe.gamma**times) if caffe.lr_policy == "exp" else caffe.gamma
 
 

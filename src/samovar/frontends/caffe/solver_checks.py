@@ -11,7 +11,8 @@ from samovar.solver.policy import POLICIES, TYPES
 _LEAST = {"max_iter": 0, "display": 0, "test_interval": 0, "snapshot": 0, "average_loss": 1, "iter_size": 1}
 # Constants by the types, or the policies, that they belong to.
 _OF_TYPES = {"delta": ("AdaGrad", "RMSProp", "AdaDelta", "Adam"), "momentum2": ("Adam",), "rms_decay": ("RMSProp",)}
-_OF_POLICIES = {"stepvalue": ("multistep",)}
+_OF_POLICIES = {"stepvalue": ("multistep",), "stepsize": ("sigmoid", "step"), "power": ("inv", "poly")}
+_OF_POLICIES |= {"gamma": ("exp", "inv", "multistep", "sigmoid", "step")}
 
 
 def check_solver(text: TextMessage) -> None:
@@ -83,7 +84,8 @@ def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
     if solver.debug_info and not solver.display:
         yield "debug_info", "shows values of displayed iterations only, and display is 0"
     if solver.device_id:
-        yield "device_id", "has no effect; training runs on the CPU"
+        number = solver.device_id
+        yield "device_id", f"has no effect; --device cuda:{number} (samovar caffe: -gpu {number}) takes that GPU"
     if not solver.layer_wise_reduce:
         yield "layer_wise_reduce", "has no effect"
     if solver.snapshot_diff:

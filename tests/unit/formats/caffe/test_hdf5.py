@@ -155,6 +155,18 @@ def test_arrays_that_a_layer_shares_may_be_missing_for_a_net_alone(tmp_path: Pat
         read_stored_net(path)
 
 
+@pytest.mark.parametrize("name", ["/conv", "conv/", "a//b", ".", "./a"])
+def test_names_that_would_come_back_as_others(name: str) -> None:
+    with pytest.raises(InputError, match=r"HDF5 cannot hold this net's names: .*layer"):
+        encode_caffemodel_hdf5([LayerRecord(name, "InnerProduct", (), (), (np.ones(3, np.float32),))])
+
+
+def test_layers_without_weights_need_no_name(tmp_path: Path) -> None:
+    layers = [LayerRecord("", "ReLU", (), (), ()), LayerRecord("ip", "InnerProduct", (), (), (np.ones(3, np.float32),))]
+    (path := tmp_path / "w.h5").write_bytes(encode_caffemodel_hdf5(layers))
+    assert list(read_caffemodel(path)) == ["ip"]
+
+
 STATES: dict[str, tuple[Change, str]] = {
     "a model": (lambda file: file.__delitem__("history"), "has no group 'history'"),
     "no iteration": (lambda file: file.__delitem__("iter"), "has no numbers in 'iter'"),
@@ -162,6 +174,10 @@ STATES: dict[str, tuple[Change, str]] = {
     "several": (_set("current_step", [1, 2]), "'current_step' is not one number of steps"),
     "not a number": (_set("iter", [np.nan]), "'iter' is not one number of steps"),
     "no net": (_set("learned_net", [1.0]), "has no text in 'learned_net'"),
+    "long net": (
+        lambda file: (file.__delitem__("learned_net"), file.create_dataset("learned_net", (), f"S{1 << 30}"))[0],
+        "has no text in 'learned_net'",
+    ),
     "gap": (lambda file: file.__delitem__("history/3"), "has the histories .* they must be numbered from 0"),
 }
 

@@ -15,6 +15,7 @@ POLICIES = [
     'lr_policy: "exp" gamma: 0.999',
     'lr_policy: "poly" power: 0.5',
     'lr_policy: "step" gamma: 0.1 stepsize: 320',
+    'lr_policy: "step" gamma: 0.999 stepsize: 8',
     'lr_policy: "multistep" gamma: 0.5 stepvalue: 64 stepvalue: 640',
     'lr_policy: "sigmoid" gamma: 0.01 stepsize: 320',
 ]

@@ -36,6 +36,7 @@ def test_least_a_solver_needs(solver_of: Solver, tmp_path: Path) -> None:
     assert (solver.momentum, solver.weight_decay, solver.iter_size, solver.average_loss) == (0, 0, 1, 1)
     assert (solver.solver_mode, solver.random_seed, solver.snapshot_after_train) == ("GPU", None, True)
     assert solver.snapshot_prefix == tmp_path / "my_solver"
+    assert solver_of(f'{LEAST} snapshot_prefix: "new/"').snapshot_prefix == Path("new/my_solver")
     assert solver.warnings == ()
     assert (solver.clip_gradients, solver.snapshot_format, solver.test_compute_loss) == (None, "BINARYPROTO", False)
     config = solver_config(solver)
@@ -67,7 +68,7 @@ def test_all_fields(solver_of: Solver, tmp_path: Path) -> None:
         clip_gradients=2.5,
         iter_size=4,
     )
-    assert (solver.test_compute_loss, len(solver.warnings), len(solver.only_for_caffe)) == (True, 2, 1)
+    assert (solver.test_compute_loss, len(solver.warnings), len(solver.only_for_caffe)) == (True, 3, 1)
     assert (solver.display, solver.average_loss, solver.iter_size) == (2, 3, 4)
     assert (solver.test_interval, solver.test_initialization) == (6, False)
     assert (solver.snapshot, solver.snapshot_prefix, solver.snapshot_after_train) == (8, Path("out/net"), False)
@@ -250,11 +251,14 @@ def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
 
 WARNED = [
     ("debug_info: true", "debug_info shows values of displayed iterations only, and display is 0"),
-    ("device_id: 1", "device_id has no effect; training runs on the CPU"),
+    ("device_id: 1", "device_id has no effect; --device cuda:1 (samovar caffe: -gpu 1) takes that GPU"),
     ("layer_wise_reduce: false", "layer_wise_reduce has no effect"),
     ("snapshot_diff: true", "snapshot_diff has no effect"),
     ("test_interval: 5", "test_interval has no effect without test_iter"),
     ("stepvalue: 5", "stepvalue has no effect with lr_policy 'fixed'"),
+    ("stepsize: 5", "stepsize has no effect with lr_policy 'fixed'"),
+    ("gamma: 0.5", "gamma has no effect with lr_policy 'fixed'"),
+    ("power: 2", "power has no effect with lr_policy 'fixed'"),
     ("momentum2: 0.9", "momentum2 has no effect with type SGD"),
     ("delta: 0.1", "delta has no effect with type SGD"),
     ("solver_type: ADAGRAD rms_decay: 0.5", "rms_decay has no effect with type AdaGrad"),
