@@ -40,6 +40,34 @@ def buckets(process_group: ProcessGroup) -> Any:
     return plain(process_group, bucket_size_bytes=1)
 
 
+class Transposed(nn.Module):
+    """A perceptron with a weight of another order in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: Any = perceptron()
+        self.weight, self.second = nn.Parameter(layers[0].weight.detach().t().contiguous().t()), layers[2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.second(torch.tanh(x @ self.weight.t())))
+
+
+def transposed(process_group: ProcessGroup) -> Any:
+    """A fused optimizer walks weight and gradient through raw pointers."""
+    models = Transposed(), Transposed()
+    own, alone = (torch.optim.AdamW(model.parameters(), lr=0.01, fused=True) for model in models)
+    replica = replicated(process_group, models[0], own)
+    for x, y in batches(replica.rank, STEPS):
+        own.zero_grad()
+        replica.backward(F.cross_entropy(models[0](x), y))
+        replica.step()
+    for x, y in whole_batches(replica.world_size, STEPS):
+        alone.zero_grad()
+        F.cross_entropy(models[1](x), y).backward()
+        alone.step()
+    return {"distance": distance(models[0], models[1])}
+
+
 def zeroed_in_place(process_group: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(process_group, model, optimizer := sgd(model))
@@ -279,6 +307,7 @@ REPEATED = (
     two_optimizers,
     autocast,
     overflow,
+    transposed,
     zeroed_in_place,
     accumulated_with_more,
     accumulated_without_more,

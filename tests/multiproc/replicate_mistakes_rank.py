@@ -47,6 +47,22 @@ def plain_backward(loop: Loop) -> None:
     loop.replica.step()
 
 
+def failed_backward(loop: Loop) -> None:
+    """A script that goes on after a failure, as some do when memory is short."""
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise MemoryError
+
+    with suppress(MemoryError):
+        loss = loop.loss()
+        hook = next(loop.model.parameters()).register_hook(fail)
+        try:
+            loop.replica.backward(loss)
+        finally:
+            hook.remove()
+    loop.train(1)
+
+
 def more_on_every_part(loop: Loop) -> None:
     loop.replica.backward(loop.loss(), more=True)
     loop.replica.step()
@@ -273,6 +289,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         mistake.__name__: _in_loop(mistake, "sync")
         for mistake in (
             plain_backward,
+            failed_backward,
             more_on_every_part,
             late_backward,
             finish_without_step,

@@ -23,6 +23,8 @@ def numbers(process_group: ProcessGroup, **settings: Any) -> Any:
         "sum": replica.sum(rank + 1),
         "max": replica.max(-float(rank)),
         "int": replica.sum(torch.tensor([[rank, 1]])).tolist(),
+        "bools": replica.sum(torch.tensor([True, False])).tolist(),
+        "bytes": replica.sum(torch.tensor([200], dtype=torch.uint8)).tolist(),
         "type": str(replica.mean(torch.ones(2, dtype=torch.float16)).dtype),
         "large": float(replica.sum(torch.full((1000,), rank + 1.0)).sum()),
         "gathered": replica.gather({**OBJECT, "rank": rank, "long": "x" * (5000 * rank)}),

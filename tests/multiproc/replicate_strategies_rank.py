@@ -96,15 +96,17 @@ def statistics(process_group: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     model.register_buffer("time", torch.tensor(1.7e9 + 0.123, dtype=torch.float64))
+    model.register_buffer("cache", torch.ones(1), persistent=False)
     replica = replicated(process_group, model, optimizer := sgd(model))
+    model.cache = torch.full((3 + replica.rank,), replica.rank)  # it has grown with the longest text
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(model(x).square().mean())
         replica.step()
     own = model[1].running_mean.tolist()
     with replica.evaluating():
-        mean, time = model[1].running_mean.tolist(), model.time.item()
-    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own, "time": time}
+        mean, time, cache = model[1].running_mean.tolist(), model.time.item(), model.cache.tolist()
+    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own, "time": time, "cache": cache}
 
 
 def resumed(process_group: ProcessGroup) -> Any:

@@ -52,6 +52,17 @@ def run_out(process_group: ProcessGroup, **settings: object) -> Any:
     return {"own": own, "steps": replica.step_count, "values": values(model), "evaluated": evaluated}
 
 
+def in_bfloat16(process_group: ProcessGroup) -> Any:
+    """A loop that zeroes gradients after its step: whether any is left for the next epoch."""
+    model = perceptron().to(torch.bfloat16)
+    replica = replicated(process_group, model, optimizer := sgd(model))
+    for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
+        replica.backward(F.cross_entropy(model(x.bfloat16()), y))
+        replica.step()
+        optimizer.zero_grad()
+    return {"left": [name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()]}
+
+
 def gradients(process_group: ProcessGroup) -> Any:
     """Each step with the mean gradient of the ranks that have data."""
     result = run_out(process_group)
@@ -162,6 +173,7 @@ def disagreeing_samplers(process_group: ProcessGroup) -> Any:
 SCENARIOS = {
     function.__name__: function
     for function in (
+        in_bfloat16,
         gradients,
         gradients_in_buckets_with_adam,
         compared,

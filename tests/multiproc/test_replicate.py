@@ -21,6 +21,7 @@ def _names() -> tuple[str, ...]:
 
 
 SAME = (
+    "transposed",
     "plain",
     "buckets",
     "zeroed_in_place",

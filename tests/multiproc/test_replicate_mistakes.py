@@ -19,6 +19,7 @@ EQUAL = "the weights of ranks [1] differ from those of rank 0"
 
 REFUSED = {
     "plain_backward": BACKWARD,
+    "failed_backward": "the backward pass before this one failed when its exchange with the other ranks had begun",
     "more_on_every_part": "leave more=True out in the last part of a step",
     "late_backward": "use replica.backward(loss, more=True) for all passes of a step but the last",
     "finish_without_step": NEVER,

@@ -25,6 +25,7 @@ def test_every_rank_has_the_same_results(scenario: str, world_size: int) -> None
         assert result["sum"] == sum(rank + 1 for rank in ranks)
         assert result["max"] == 0.0
         assert result["int"] == [[sum(ranks), world_size]]
+        assert (result["bools"], result["bytes"]) == ([world_size, 0], [200 * world_size])
         assert result["type"] == "torch.float16"
         assert result["large"] == 1000 * result["sum"]
         assert result["gathered"] == [{**OBJECT, "rank": rank, "long": "x" * (5000 * rank)} for rank in ranks]

@@ -42,6 +42,10 @@ def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str
         assert result["evaluated"] == ranks[0]["evaluated"]
 
 
+def test_no_gradient_of_a_rank_without_data_is_left_for_the_next_epoch() -> None:
+    assert [result["left"] for result in of("in_bfloat16")] == [[], []]
+
+
 @pytest.mark.slow
 def test_the_spread_of_an_exchange_changes_no_bit_with_uneven_data() -> None:
     assert of("elastic_step") == of("elastic_period")

@@ -9,7 +9,7 @@ from torch import nn
 from samovar.api.process_group import ProcessGroup, by_windows, lasting_ranks
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
-from samovar.frontends.torch.state import BufferMean, mean_buffers
+from samovar.frontends.torch.state import BufferMean, num_values
 from samovar.membership.statistics import ShownStatistics, SummedStatistics
 
 
@@ -23,7 +23,7 @@ class ReplicaBuffers:
     def __init__(
         self, model: nn.Module, processes: ProcessGroup, deadline: Callable[[], Deadline], *, is_async: bool
     ) -> None:
-        num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
+        num_elements = num_values(model)
         self._summed: SummedStatistics | None = None
         self._shown: ShownStatistics | None = None
         if not num_elements or processes.group.world_size == 1:

@@ -170,15 +170,23 @@ class GradientExchange(NoExchange):
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_shadowed = 0
+        self._is_torn = False
 
     def backward(self, backward: BackwardPass, _step: int, more: bool) -> None:
+        if self._is_torn:
+            raise SamovarError(
+                f"backward(): rank {self._group.rank}: the backward pass before this one failed when its exchange with "
+                "the other ranks had begun; end this process, or close() and replicate again on all ranks"
+            )
         if more:
             backward.run()
             return
         self._announcer.announce(Event.BACKWARD, self._num_exchanges)
+        self._is_torn = True
         self._gradients.backward(backward, self._gradient_final)
         num_active = self._announcer.num_active(Event.BACKWARD, self._num_exchanges)
         self._complete(num_active)
+        self._is_torn = False
 
     def step(self, step: int, apply: Apply) -> None:
         if late := self._gradients.take_late():
@@ -196,6 +204,8 @@ class GradientExchange(NoExchange):
             self._num_exchanges = step + 1
             self._num_shadowed += 1
             self._optimizers.step()  # so that there is a state into which that of an active rank can be copied
+            for parameter in self._parameters.values():
+                parameter.grad = None  # a loop that zeroes gradients after its step would add to it
         return own_step
 
     def even_out(self, step: int, _highest: int) -> None:

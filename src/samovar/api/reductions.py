@@ -56,8 +56,9 @@ class Reductions:
         total = np.asarray(reduce(rows, axis=0))
         if not isinstance(value, torch.Tensor):
             return float(total[0])
-        keeps_type = value.is_floating_point() or operation is not RankReduction.MEAN
-        return torch.from_numpy(total).reshape(value.shape).to(value.device, value.dtype if keeps_type else None)
+        of_integers = {RankReduction.MEAN: None, RankReduction.SUM: torch.int64}  # as torch.sum
+        kind = value.dtype if value.is_floating_point() else of_integers.get(operation, value.dtype)
+        return torch.from_numpy(total).reshape(value.shape).to(value.device, kind)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order; None of a rank whose data ended. Numbers, strings, None, lists, dicts."""

@@ -115,3 +115,36 @@ def test_weights_that_a_center_would_not_see_are_not_loaded(team: ProcessGroup, 
 def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup) -> None:
     model: Any = torch.jit.script(nn.Linear(3, 2))
     replica_of(team, model, sgd(model), "sync-easgd").close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+def test_a_run_continues_with_the_same_bits_whatever_the_order_of_its_weights_in_memory(
+    team: ProcessGroup, tmp_path: Path, strategy: str, fused: bool
+) -> None:
+    """Fused optimizers walk weights and momentum through raw pointers."""
+    x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+
+    def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            replica.backward(model(x).square().mean())
+            replica.step()
+
+    whole, first, second = made(), made(), made()
+    replica = replica_of(team, *whole, strategy)
+    for _ in range(2):
+        train(replica, *whole)
+    train(before := replica_of(team, *first, strategy), *first)
+    before.save(tmp_path / "state")
+    after = replica_of(team, *second, strategy)
+    after.load(tmp_path / "state")
+    train(after, *second)
+    pairs = zip(whole[0].parameters(), second[0].parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

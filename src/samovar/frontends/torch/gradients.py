@@ -85,7 +85,8 @@ class FlatGradients:
         self._buckets = buckets
         bucket_of = {entry.spec.name: bucket for bucket in buckets for entry in bucket.entries}
         self._slots = [
-            _Slot(name, p, flat.view(name), bucket_of[name], p.dtype != torch.float32) for name, p in parameters.items()
+            _Slot(name, p, flat.view(name), bucket_of[name], not _can_be_gradient(flat.view(name), p))
+            for name, p in parameters.items()
         ]
         self._slot_of = {slot.name: slot for slot in self._slots}
         self._reached = flat.view(REACHED)
@@ -150,7 +151,7 @@ class FlatGradients:
             if reached == 0.0:
                 slot.parameter.grad = None
             elif slot.mirrored:
-                slot.parameter.grad = slot.view.to(slot.parameter.dtype)
+                slot.parameter.grad = torch.empty_like(slot.parameter).copy_(slot.view)
             else:
                 slot.parameter.grad = slot.view
 
@@ -181,11 +182,12 @@ class FlatGradients:
         bucket_final = self._bucket_final
         if bucket_final is None and self._is_published:
             self._came_late = self._came_late or slot.name
-        # A view of another type than the parameter cannot be its gradient: it is filled at the end.
-        if bucket_final is None or slot.mirrored or parameter.grad is None:
+        if bucket_final is None or parameter.grad is None:
             return
         if self._factors is not None and self._factors.stand_for(slot.name):
             parameter.grad = None
+            return
+        if slot.mirrored:  # the view is filled at the end
             return
         if slot.written and not self._missing[slot.bucket.index]:
             raise SamovarError(
@@ -244,3 +246,9 @@ class FlatGradients:
         last = self._buckets[-1]
         self._missing[last.index] -= 1
         bucket_final(last)
+
+
+def _can_be_gradient(view: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether it has the parameter's type, and its order in memory, which fused optimizers rely on."""
+    strides = zip(view.shape, view.stride(), parameter.stride(), strict=True)
+    return parameter.dtype == torch.float32 and all(size == 1 or a == b for size, a, b in strides)

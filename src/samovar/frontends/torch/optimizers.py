@@ -42,6 +42,7 @@ class Optimizers:
         self._num_parameters = self._count()
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
+        self._follow_layouts()  # the exchange has taken the weights by then
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -112,6 +113,15 @@ class Optimizers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for optimizer, own in zip(self.all, state.get("optimizers", [state]), strict=True):
             optimizer.load_state_dict(dict(own))
+        self._follow_layouts()
+
+    def _follow_layouts(self) -> None:
+        """Lay the state out in memory as its parameters are: fused optimizers read both in one order."""
+        for optimizer in self.all:
+            for p, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
+                        state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
 
     def require_same_parameters(self) -> None:
         """Raises SamovarError if a parameter was added or unfrozen since `guard`, and no other replica has it."""

@@ -66,7 +66,7 @@ def seeded(seed: int, epoch: int) -> Iterator[int]:
     with torch.random.fork_rng(devices=[]):
         random.seed(start)
         np.random.seed(start)
-        torch.manual_seed(start)
+        torch.default_generator.manual_seed(start)  # torch.manual_seed would also seed those of devices
         try:
             yield start
         finally:
@@ -101,14 +101,25 @@ _KEPT = (
 
 
 class Interleaved(IterableDataset[Any]):
-    """Every P-th item of a stream; of each worker's stream if the loader has worker processes."""
+    """Every P-th item of a stream; of each worker's stream if the loader has worker processes.
+
+    Its attributes are the stream's, which a `worker_init_fn` reads and sets.
+    """
 
     def __init__(self, dataset: Dataset[Any], group: Group) -> None:
-        self._dataset = dataset
-        self._group = group
+        vars(self)["_own"] = dataset, group
 
     def __iter__(self) -> Iterator[Any]:
-        return deal(iter(self._dataset), self._group)
+        dataset, group = self._own
+        return deal(iter(dataset), group)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_own":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._own[0], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own[0], name, value)
 
 
 class StreamOrder:

@@ -117,8 +117,17 @@ def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """The buffers that have a mean over ranks, each once: those of a floating-point type. Counters have none."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+    """The buffers that have a mean over ranks, each once: those of a floating-point type that are saved.
+
+    Counters have none. A buffer that is not saved (`persistent=False`) is a cache, of any size on each rank.
+    """
+    caches = {id(m._buffers[name]) for m in model.modules() for name in m._non_persistent_buffers_set}
+    return [b for b in model.buffers() if b.is_floating_point() and b.numel() and id(b) not in caches]
+
+
+def num_values(model: nn.Module) -> int:
+    """The number of values in buffers that have a mean."""
+    return sum(buffer.numel() for buffer in mean_buffers(model))
 
 
 # The error of a float32 sum of a few equal values, relative to them.
@@ -134,8 +143,15 @@ class BufferMean:
     def __init__(self, model: nn.Module, array: Array) -> None:
         self._model = model
         self._flat = torch.from_numpy(array)
+        self._num_values = num_values(model)
 
     def gather(self) -> None:
+        """Raises SamovarError if the buffers have another size than before."""
+        if (found := num_values(self._model)) != self._num_values:
+            raise SamovarError(
+                f"the model's buffers have {found:,} values, and had {self._num_values:,} at replicate(), so they have "
+                "no mean over ranks; register a buffer whose size changes with persistent=False"
+            )
         for buffer, place in self._pairs():
             place.copy_(buffer.detach().reshape(-1))
 
@@ -197,6 +213,8 @@ class Broadcast:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes in logical order: its own memory if it is contiguous and on the CPU."""
+    if tensor.layout != torch.strided:
+        raise InputError(f"replicate: a buffer or frozen parameter is {tensor.layout}; make it dense to send it")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -1,5 +1,6 @@
 """How samples are divided among ranks."""
 
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -142,6 +143,40 @@ def test_drawing_an_order_leaves_the_generators_as_they_were() -> None:
         inside = torch.rand(1), random.random(), np.random.rand()
     assert (torch.rand(1), random.random(), np.random.rand()) == wanted
     assert inside != wanted
+
+
+def test_drawing_an_order_leaves_the_generators_of_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with seeded(5, 1):
+        pass
+    assert not seeds
+
+
+class Range(IterableDataset[int]):
+    """The stream of torch's own example, whose workers take a part each."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def take_half(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    stream: Any = info.dataset
+    start, half = stream.start, (stream.end - stream.start) // 2
+    stream.start, stream.end = start + worker * half, start + (worker + 1) * half
+
+
+def test_workers_of_a_loader_divide_a_stream_themselves() -> None:
+    loader: DataLoader[int] = DataLoader(Range(0, 8), batch_size=None, num_workers=2, worker_init_fn=take_half)
+    loaders = [divided_loader(loader, Group(rank, 2), 0)[0] for rank in range(2)]
+    assert sorted(chain(*map(list, loaders))) == list(range(8))
+    copied: Any = pickle.loads(pickle.dumps(loaders[1].dataset))
+    assert (copied.end, list(copied)) == (8, [1, 3, 5, 7])
 
 
 class OwnWay(DataLoader[object]):
