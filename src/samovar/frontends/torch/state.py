@@ -146,12 +146,6 @@ class BufferMean:
         self._num_values = num_values(model)
 
     def gather(self) -> None:
-        """Raises SamovarError if the buffers have another size than before."""
-        if (found := num_values(self._model)) != self._num_values:
-            raise SamovarError(
-                f"the model's buffers have {found:,} values, and had {self._num_values:,} at replicate(), so they have "
-                "no mean over ranks; register a buffer whose size changes with persistent=False"
-            )
         for buffer, place in self._pairs():
             place.copy_(buffer.detach().reshape(-1))
 
@@ -171,8 +165,14 @@ class BufferMean:
                 buffer.detach().copy_(own)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        start = 0
-        for buffer in mean_buffers(self._model):
+        """Raises SamovarError if the buffers have another size than before."""
+        buffers, start = mean_buffers(self._model), 0
+        if (found := sum(buffer.numel() for buffer in buffers)) != self._num_values:
+            raise SamovarError(
+                f"the model's buffers have {found:,} values, and had {self._num_values:,} at replicate(), so they have "
+                "no mean over ranks; register a buffer whose size changes with persistent=False"
+            )
+        for buffer in buffers:
             yield buffer, self._flat[start : start + buffer.numel()]
             start += buffer.numel()
 
