@@ -7,6 +7,8 @@
 // notification (store-release on the slot, load-acquire in the wait).
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +21,8 @@ namespace samovar {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x53414d4f56415231;  // "SAMOVAR1"
 inline constexpr std::size_t kLineBytes = 64;
-inline constexpr std::size_t kPageBytes = 4096;
+// The system's: 4 KiB, on some ARM kernels 16 or 64. A mapping begins at a multiple of it.
+inline const std::size_t kPageBytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 inline constexpr std::size_t kBoardWords = 8;
 
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);

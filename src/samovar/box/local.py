@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from samovar.box.buffers import Buffer, BufferShape, NamedBuffers
@@ -117,8 +118,8 @@ class BoxServer:
                 time.sleep(_POLL_S)
                 continue
             with connection:
-                if unix_sockets.user_process(connection):
-                    self._answer(connection)
+                if (process := unix_sockets.user_process(connection)) is not None:
+                    self._answer(connection, process)
 
     def close(self, *, keeps_memory: bool = False) -> None:
         """The end of the box: server and memory holder go, and the memory with the last member that has it mapped.
@@ -129,13 +130,18 @@ class BoxServer:
         self.buffers.close()
         (self._memory.close if keeps_memory else self._memory.end)()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket, process: int) -> None:
         deadline = Deadline.after(_ANSWER_S)
         try:
             message = unix_sockets.receive(connection, deadline)
         except SamovarError:  # no message, or none in time
             return
-        content, descriptors = self._done(message)
+        if _shares_numbers(process):
+            content, descriptors = self._done(message)
+        else:
+            message.close()
+            told = "this program's process numbers are another container's; reach the box by its address (--listen)"
+            content, descriptors = {"error": told}, []
         try:
             unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
         except SamovarError:
@@ -162,3 +168,13 @@ class BoxServer:
         if buffer is None:
             return {"done": True}, []
         return {"is_new": buffer.is_new}, [buffer.center, buffer.board]
+
+
+def _shares_numbers(process: int) -> bool:
+    """Whether a process is in this one's namespace of process numbers, by which members are seen to live."""
+    try:
+        return Path(f"/proc/{process}/ns/pid").samefile("/proc/self/ns/pid")
+    except PermissionError:  # of a process that nobody may look into
+        return True
+    except OSError:
+        return False

@@ -68,6 +68,7 @@ def history_key(name: str, index: int) -> str:
 
 
 _TYPE, _BEGUN_AT = "type", "begun_at"
+_WITH_THE_NEXT = -1  # step
 
 
 class FlatSolver:
@@ -142,7 +143,7 @@ class FlatSolver:
         self._begun_at = int(state.get(_BEGUN_AT, 0))
 
     def begin_again(self) -> None:
-        self._begun_at = None
+        self._begun_at = _WITH_THE_NEXT
         for history in self.histories:
             history.tensor_N.zero_()
 
@@ -158,7 +159,7 @@ class FlatSolver:
 
     def _apply(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         rows = self._rows_of(bucket)
-        if self._begun_at is None:
+        if self._begun_at is None or self._begun_at == _WITH_THE_NEXT:
             self._begun_at = step
         rate = self.config.policy.rate(step) * self._rule.rate_factor(self.config, max(0, step - self._begun_at))
         weights, gradients = self._weights.array_N, self._gradients.array_N

@@ -195,6 +195,14 @@ def test_who_comes_while_no_descriptor_is_free_waits(box: str, monkeypatch: pyte
     server.close()
 
 
+def test_a_program_of_another_container_is_told_the_way(box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has another number here, so it would be taken for dead."""
+    with serving(box):
+        monkeypatch.setattr("samovar.box.local._shares_numbers", lambda _process: False)
+        with pytest.raises(InputError, match="another container's; reach the box by its address"):
+            LocalBox(box).names(soon())
+
+
 def test_where_many_wait_for_a_server_the_next_waits_too(box: str) -> None:
     address = server_address(box)
     with ExitStack() as stack:

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from samovar.collectives.execute import Channel, NativeChannel, open_channel
+from samovar.collectives.hierarchical import HierarchicalCollectives, _Exchange
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import direct_all_reduce, dissemination_barrier, ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce, tree_broadcast
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
+from samovar.core.group import Group, Host
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport
 
@@ -159,3 +162,31 @@ def test_a_rank_that_does_not_take_part_is_named(
     run = channel.finish if in_background else channel.run
     with pytest.raises(DeadlineExceeded, match="rank 0: rank 1 did not notify slot 0 of window 'bucket 0'"):
         run(Deadline.after(0.01))
+
+
+class Adding:
+    """A part of an exchange that is adding up while the first two slices of time end."""
+
+    last_steps = num_slices = 0
+
+    def start(self) -> None: ...
+
+    def run(self, _deadline: Deadline) -> None: ...
+
+    def wait(self, _deadline: Deadline) -> None: ...
+
+    def finish(self, _deadline: Deadline) -> None:
+        self.num_slices += 1
+        if self.num_slices < 3:
+            raise DeadlineExceeded("plan 'kary-tree-up' was still moving data after 0.1 s")
+
+
+def test_a_leader_waits_for_an_addition_that_outlasts_a_slice(make_transports: MakeTransports) -> None:
+    up, other = Adding(), Adding()
+    other.num_slices = 3
+    hosts, transport = [Host("a", (0, 1)), Host("b", (2,))], make_transports(2)[0]
+    library: Any = object()
+    all_ranks = HierarchicalCollectives(transport, Group(0, 3), hosts, library, lambda: Deadline.after(TIMEOUT_S))
+    _Exchange("all-reduce", all_ranks, up, lambda: other, other).run(Deadline.after(TIMEOUT_S))
+    all_ranks.close()
+    assert up.num_slices == 3

@@ -1,6 +1,7 @@
 """Windows and segments of the native core."""
 
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -388,3 +389,9 @@ def test_a_rank_dies_with_its_launcher() -> None:
         assert launcher.stdout.readline() == "ready\n"
         launcher.send_signal(signal.SIGKILL)
         assert launcher.stdout.read() == ""
+
+
+def test_windows_begin_on_the_systems_pages() -> None:
+    """Of 4 KiB here, and of 16 or 64 on some ARM kernels."""
+    sizes = _native.Segment.head_bytes(3), _native.Window.file_bytes(3, 5, 1)
+    assert [size % mmap.PAGESIZE for size in sizes] == [0, 0]

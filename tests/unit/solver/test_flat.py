@@ -200,15 +200,17 @@ def test_a_solver_that_begins_late_corrects_its_means_for_the_steps_that_they_ho
 
 
 def test_a_solver_that_begins_again_steps_as_a_new_one() -> None:
-    again, fresh = start(config_of("Adam")), start(config_of("Adam"))
+    again, fresh, resumed = (start(config_of("Adam", momentum2=0.999)) for _ in range(3))
     for step in range(3):
         step_once(again, step, seed=step)
     again[0].begin_again()
     again[1].load_state_dict(with_zeros(random_values(0)), "weights")
     assert not any(history.array_N.any() for history in again[0].histories)
-    step_once(again, 3, seed=5)
-    step_once(fresh, 3, seed=5)
+    resumed[0].load_state_dict(again[0].state_dict())
+    for started in (again, fresh, resumed):
+        step_once(started, 3, seed=5)
     assert np.array_equal(again[1].array_N, fresh[1].array_N)
+    assert np.array_equal(resumed[1].array_N, fresh[1].array_N)
 
 
 def step_once(started: tuple[Solver, FlatBuffer, FlatBuffer], step: int, seed: int) -> None:

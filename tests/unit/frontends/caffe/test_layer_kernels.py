@@ -300,3 +300,17 @@ def test_a_layer_does_the_work_of_a_relu_before_it(
 
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[1], wanted[1])
+
+
+def test_results_have_the_type_and_place_of_what_is_given() -> None:
+    x, pool = images(3, (2, 40, 6, 6), LAST), PoolSettings((6, 6), (3, 3), (2, 2), (1, 1))
+    functions: list[Function] = [pool.native, lambda x: kernels.normalized(x, 1e-5)[0]]
+    wanted = [both_ways(function, x, torch.ones_like(function(x))) for function in functions]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = [both_ways(function, x, torch.ones_like(y)) for function, (y, _) in zip(functions, wanted, strict=True)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for pair, other in zip(wanted, found, strict=True):
+        assert all(torch.equal(one, two) and one.dtype == two.dtype for one, two in zip(pair, other, strict=True))
+    assert not kernels.takes_scores(torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64, device="meta"))

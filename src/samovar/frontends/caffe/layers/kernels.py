@@ -34,7 +34,7 @@ def takes_scores(scores: torch.Tensor, labels: torch.Tensor) -> bool:
     """Whether the kernel of the softmax loss takes these scores (rows, classes) and int64 labels (rows, 1)."""
     if not _is_plain(scores) or scores.dim() != 2 or scores.shape[1] > _MOST_CLASSES:
         return False
-    return scores.is_contiguous() and labels.is_contiguous()
+    return scores.is_contiguous() and labels.is_contiguous() and labels.device == scores.device
 
 
 def respond(x: torch.Tensor, response: _native.Response, is_within: bool) -> torch.Tensor:
@@ -135,8 +135,8 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, pool: _native.MaxPool, output: tuple[int, int]) -> torch.Tensor:
         n, c = x.shape[:2]
-        y = torch.empty((n, c, *output), memory_format=_LAST)
-        where = torch.empty(y.numel(), dtype=torch.int32)
+        y = torch.empty((n, c, *output), dtype=x.dtype, device=x.device, memory_format=_LAST)
+        where = torch.empty(y.numel(), dtype=torch.int32, device=x.device)
         pool.forward(x.data_ptr(), y.data_ptr(), where.data_ptr(), n, c, torch.get_num_threads())
         ctx.save_for_backward(where)
         ctx.settings = pool, x.shape
@@ -148,7 +148,7 @@ class _MaxPool(torch.autograd.Function):
         (where,) = ctx.saved_tensors
         pool, shape = ctx.settings
         dy = dy.contiguous(memory_format=_LAST)
-        dx = torch.empty(shape, memory_format=_LAST)
+        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=_LAST)
         pool.backward(dy.data_ptr(), where.data_ptr(), dx.data_ptr(), *shape[:2], torch.get_num_threads())
         return dx, None, None
 
@@ -195,7 +195,7 @@ def _columns(x: torch.Tensor) -> tuple[int, int]:
 
 def _moments(a: torch.Tensor, b: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """float64 (2, C): sums of a - shift, and of (a - shift) (b - shift), over all but the channels."""
-    result = torch.empty(2, a.shape[1], dtype=torch.float64)
+    result = torch.empty(2, a.shape[1], dtype=torch.float64, device=a.device)
     shifts, found = (shift.data_ptr(), shift.data_ptr()), (result[0].data_ptr(), result[1].data_ptr())
     _native.column_moments(a.data_ptr(), b.data_ptr(), *shifts, *found, *_columns(a), torch.get_num_threads())
     return result
