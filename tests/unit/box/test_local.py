@@ -201,6 +201,7 @@ def test_a_program_of_another_container_is_told_the_way(box: str, monkeypatch: p
         monkeypatch.setattr("samovar.box.local._shares_numbers", lambda _process: False)
         with pytest.raises(InputError, match="another container's; reach the box by its address"):
             LocalBox(box).names(soon())
+    end(box)
 
 
 def test_where_many_wait_for_a_server_the_next_waits_too(box: str) -> None:
