@@ -16,6 +16,8 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.requirements import explained
 from samovar.launch.wishes import words_to_complete
 
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP)
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -121,7 +123,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     except SamovarError as error:
         return error.exit_code if error.is_shown else _told(error)
     except OSError as error:
-        if isinstance(error, PermissionError) and error.filename:
+        if error.filename and error.errno in _OF_PATHS:
             return _told(InputError(f"{error.filename}: {error.strerror}; give one that you may use"))
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -52,6 +52,8 @@ def images(
     as_json: Json = False,
 ) -> None:
     """Make a database from images of your own."""
+    if mean is not None and mean.is_dir():
+        raise InputError(f"--mean {mean}: is a folder; give a file's name, such as mean.binaryproto")
     conversion = Conversion(None if resize is None else _size(resize), gray, store)
     found, classes = _found(list_file, root, folder)
     progress = _Copying(quiet)

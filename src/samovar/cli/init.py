@@ -67,7 +67,8 @@ def init(
         values = _values(*_DIGITS)
         next_steps = [f"samovar data digits --out {_quoted(folder / 'data')}", _train(folder)]
     else:
-        values, next_steps = _values(_looked_at(data), _looked_at(test_data or data)), [_train(folder)]
+        values = _values(_looked_at(data), _looked_at(test_data or data))
+        next_steps = [f"{_train(folder)} --shuffle"]  # they may lie class by class
     for path in _written(kind, folder, values):
         typer.echo(f"wrote {path}")
     typer.echo("next:")
@@ -107,16 +108,16 @@ def _written(kind: Start, folder: Path, values: Mapping[str, object]) -> list[Pa
 def _values(train: _Images, test: _Images) -> dict[str, object]:
     if train.shape != test.shape:
         raise InputError(f"{test.source}: its images are {_text(test.shape)}, those to train on {_text(train.shape)}")
-    test_batch = min(_TEST_BATCH, test.num_records)
+    test_iter = -(-test.num_records // _TEST_BATCH)
     steps = _EPOCHS * train.num_records // _BATCH
     return {
         "shape": _text(train.shape),
-        "classes": train.num_classes,
+        "classes": max(train.num_classes, test.num_classes),
         "train": train.source,
         "test": test.source,
         "batch": min(_BATCH, train.num_records),
-        "test_batch": test_batch,
-        "test_iter": test.num_records // test_batch,
+        "test_batch": test.num_records // test_iter,
+        "test_iter": test_iter,
         "max_iter": max(_FEWEST_STEPS, min(_MOST_STEPS, round(steps, -2))),
         "pool": max(2, -(-min(train.shape[1:]) // 2 // _POOLED)),
     }
@@ -128,6 +129,8 @@ def _text(shape: tuple[int, ...]) -> str:
 
 def _looked_at(folder: Path) -> _Images:
     """Raises InputError unless these are images of one shape."""
+    if not str(folder.resolve()).isprintable():
+        raise InputError(f"{folder}: its path has characters that a prototxt cannot hold; rename a folder of it")
     with LmdbFile(folder) as file:
         if len(file) == 0:
             raise InputError(f"{folder}: has no records; give an LMDB of images")
@@ -139,6 +142,8 @@ def _looked_at(folder: Path) -> _Images:
         raise InputError(
             f"{folder}: its images have different sizes; make them one size with samovar data images --resize"
         )
+    if min(labels) < 0:
+        raise InputError(f"{folder}: has the label {min(labels)}; classes are counted from 0")
     (shape,) = shapes
     channels, height, width = shape
     written = str(folder.resolve()).replace("\\", "\\\\").replace('"', '\\"')  # as a prototxt has it

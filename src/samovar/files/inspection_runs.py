@@ -38,7 +38,8 @@ class Description:
     def as_json(self) -> str:
         """One object: kind, facts by name, rows by table and column, notes."""
         tables = {t.title: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in self.tables}
-        return json.dumps({"kind": self.kind, **dict(self.facts), **tables, "notes": list(self.notes)}, indent=2)
+        facts = {f"number of {name}" if name in tables else name: value for name, value in self.facts}
+        return json.dumps({"kind": self.kind, **facts, **tables, "notes": list(self.notes)}, indent=2)
 
 
 def show(description: Description) -> None:

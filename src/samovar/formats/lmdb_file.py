@@ -32,35 +32,33 @@ from samovar.core.errors import InputError
 
 Int64s = npt.NDArray[np.int64]
 
-_PAGE_HEADER_BYTES = 16
-_NODE_HEADER_BYTES = 8
+_PAGE_HEADER_BYTES, _NODE_HEADER_BYTES = 16, 8
 _META = struct.Struct("<2I2Q" + 2 * "I2H5Q" + "2Q")  # of MDB_meta, behind the page header
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH_PAGE, _LEAF_PAGE, _PAGE_KINDS = 0x01, 0x02, 0x6F
 _OVERFLOW_NODE, _SUBTREE_NODE = 0x01, 0x06
 _DUPLICATES_FLAG = 0x04
-_MAX_DEPTH = 32
-_BEYOND_ALL_PAGES = 1 << 50
-_PAGES_PER_READ = 256
-_MAX_GAP_BYTES = 1 << 20
+_MAX_DEPTH, _BEYOND_ALL_PAGES = 32, 1 << 50
+_PAGES_PER_READ, _MAX_GAP_BYTES = 256, 1 << 20
 
 _FIRST_MAP_BYTES = 64 << 20
-_RECORDS_PER_COMMIT, _BYTES_PER_COMMIT = 4096, 64 << 20
-_RECORDS_AT_ONCE = 256
+_RECORDS_PER_COMMIT, _BYTES_PER_COMMIT, _RECORDS_AT_ONCE = 4096, 64 << 20, 256
 
 
 class LmdbFile:
     """The records of the main database in key order; several threads may read.
 
-    Cost: opening reads every branch and leaf page once and keeps 22 bytes per record.
-    Raises: InputError for a missing, cut off or damaged database, at opening or while reading.
+    Cost: opening reads every branch and leaf page once and keeps 32 bytes per record.
+    Raises: InputError for a missing, cut off or damaged database, or one that is written to, at opening or reading.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._descriptor = _open_data_file(folder)
         try:
-            self._index = _Walk(folder, self._descriptor).index()
+            self._walk = _Walk(folder, self._descriptor)
+            self._index = self._walk.index()
+            self._walk.require_unchanged()
         except BaseException:
             self.close()
             raise
@@ -77,7 +75,9 @@ class LmdbFile:
         """The values of records `indices`, int64 (n,), each in 0 .. len - 1.
         Cost: one read if the records are close together (as in stored order), else one per record."""
         offsets, sizes = self._index.value_offsets[indices], self._index.value_sizes[indices]
-        return _read_many(self.folder, self._descriptor, offsets, sizes)
+        values = _read_many(self.folder, self._descriptor, offsets, sizes)
+        self._walk.require_unchanged()
+        return values
 
     def records(self, indices: Int64s) -> Iterator[tuple[bytes, bytes]]:
         """Key and value of records `indices`, in this order. Cost: two reads for some hundred that are close."""
@@ -130,6 +130,11 @@ class _Walk:
         self._descriptor = descriptor
         self._file_size_bytes = os.fstat(descriptor).st_size
         self._meta = _newest_meta(folder, descriptor, self._file_size_bytes)
+
+    def require_unchanged(self) -> None:
+        """Raise InputError if a program has written into the database: its records lie elsewhere then."""
+        if _newest_meta(self._folder, self._descriptor, self._file_size_bytes) != self._meta:
+            raise InputError(f"{self._folder}: was changed while it was read; let no program write into it")
 
     def index(self) -> _Index:
         meta = self._meta
@@ -363,7 +368,7 @@ def _require_same(folder: Path, records: Iterable[tuple[bytes, bytes]], beside: 
 
 
 def _fill(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
-    environment = lmdb.open(str(folder), map_size=_FIRST_MAP_BYTES, lock=False, sync=False, mode=0o644)
+    environment = lmdb.open(os.fsencode(folder), map_size=_FIRST_MAP_BYTES, lock=False, sync=False, mode=0o644)
     with contextlib.closing(environment):
         for chunk in _chunks(records):
             while not _append(environment, chunk):

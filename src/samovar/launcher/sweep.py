@@ -181,7 +181,7 @@ def _named(workers: int, threads: int) -> str:
 
 def _row(figure: SweptSetting) -> str:
     rate = figure.samples_per_second
-    shown = "this number of workers cannot share the batch" if rate is None else f"{rate:>10,.1f} samples/s"
+    shown = "refused: the batch or memory is too small for it" if rate is None else f"{rate:>10,.1f} samples/s"
     return f"  {_named(figure.workers, figure.threads_per_worker):<24}{shown}"
 
 

@@ -95,3 +95,11 @@ def test_a_file_that_may_not_be_used_is_one_sentence(
     monkeypatch.setattr(commands, "app_of", lambda _words: refuse)
     assert commands.run(["inspect", "w.caffemodel"], lambda: None) == 2
     assert capsys.readouterr().err == "samovar: error: w.caffemodel: Permission denied; give one that you may use\n"
+
+
+def test_a_name_that_is_too_long_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "app_of", lambda _words: lambda **_: Path("x" * 300).stat())
+    assert commands.run(["inspect", "x" * 300], lambda: None) == 2
+    assert capsys.readouterr().err.endswith("File name too long; give one that you may use\n")

@@ -85,3 +85,21 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
             init(*words)
         assert sentence in str(error.value)
     assert not list(tmp_path.glob("*.prototxt"))
+
+
+def test_records_of_ones_own_are_trained_in_random_order(tmp_path: Path) -> None:
+    """They may lie class by class."""
+    train = database(tmp_path / "train", (1, 8, 8), [0] * 40 + [1] * 40)
+    assert init("caffe", tmp_path / "net", "--data", train)[-1].endswith("--workers 2 --shuffle")
+
+
+def test_all_classes_and_nearly_all_test_images_count(tmp_path: Path) -> None:
+    train = database(tmp_path / "a", (1, 8, 8), [0, 1] * 9)
+    test = database(tmp_path / "b", (1, 8, 8), [0, 1, 2] * 39 + [0] * 2)
+    init("caffe", tmp_path, "--data", train, "--test-data", test)
+    net, solver = ((tmp_path / f"{name}.prototxt").read_text() for name in ("net", "solver"))
+    assert "num_output: 3 " in net
+    assert "batch_size: 59 }" in net
+    assert "test_iter: 2 " in solver
+    with pytest.raises(InputError, match="has the label -1"):
+        init("caffe", tmp_path / "c", "--data", database(tmp_path / "d", (1, 8, 8), [-1, 0]))

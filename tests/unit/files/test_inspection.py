@@ -159,6 +159,7 @@ def test_a_database(tmp_path: Path) -> None:
     facts = dict(description.facts)
     assert (facts["records"], facts["looked into"], facts["images"]) == (10, 7, "3 x 4 x 5 uint8")
     assert {label: row["records"] for label, row in rows(description, "labels").items()} == {0: 3, 1: 2, 2: 2}
+    assert json.loads(description.as_json())["number of labels"] == 3
     write_lmdb(tmp_path / "other", [(b"a", b"\xff\xff")])
     with pytest.raises(InputError, match=r"other.*b'a'"):
         describe(tmp_path / "other", NO_FLAGS)

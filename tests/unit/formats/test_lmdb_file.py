@@ -295,3 +295,20 @@ def test_a_database_may_outgrow_its_first_map(tmp_path: Path, monkeypatch: pytes
     assert write_lmdb(tmp_path / "grown", RECORDS)
     assert read_all(tmp_path / "grown") == RECORDS
     assert (tmp_path / "grown" / "data.mdb").stat().st_size > 64 << 10
+
+
+def test_a_database_that_is_changed_while_open_is_refused(database: Path) -> None:
+    """Its pages are used again, so its records would be others."""
+    with LmdbFile(database) as file:
+        file.values(np.arange(3))
+        with lmdb.open(str(database), map_size=64 << 20) as environment, environment.begin(write=True) as transaction:
+            transaction.put(b"99999999", b"more")
+        with pytest.raises(InputError, match="was changed while it was read; let no program write into it"):
+            file.values(np.arange(3))
+
+
+def test_a_folder_whose_name_is_not_unicode(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"d\xe9")
+    write_lmdb(folder, [(b"0", b"value")])
+    with LmdbFile(folder) as file:
+        assert file.values(np.arange(1)) == [b"value"]

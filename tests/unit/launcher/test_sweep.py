@@ -85,7 +85,7 @@ def test_the_fastest_is_kept_and_of_equals_the_fewest_workers() -> None:
     assert fastest(swept(10.0, None)).workers == 1
     assert sweep_lines(swept(1234.5, None)) == [
         "  1 worker x 16 threads      1,234.5 samples/s",
-        "  2 workers x 8 threads   this number of workers cannot share the batch",
+        "  2 workers x 8 threads   refused: the batch or memory is too small for it",
         "--workers auto: 1 worker x 16 threads",
     ]
     assert sweep_lines([]) == []

@@ -19,6 +19,7 @@ from samovar.frontends.caffe.layers.inner_product import InnerProduct
 from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
 from samovar.frontends.caffe.layers.pooling import Pooling
 from samovar.frontends.caffe.layers.random_layer import Dropout
+from samovar.frontends.caffe.layers.shaping import Reshape
 from samovar.frontends.caffe.module import AnyPath, Net
 from samovar.frontends.caffe.onnx_values import TRANSLATIONS, Floats, Scope, Translation
 from samovar.frontends.caffe.spec import Shape
@@ -161,14 +162,17 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
     """The bytes of an ONNX file that computes the same as `net` after `eval()`, in float32.
 
     Inputs and outputs have the blobs' names, parameters those of a snapshot ("conv1/0"). The first axis of the inputs
-    is free, or `batch_size`. A net whose layers fix it (Reshape, Input with Parameter) needs `batch_size`.
+    is free, or `batch_size`; where a Reshape fixes it, the net's own. A net with a Parameter needs `batch_size`.
 
     Raises InputError, naming file, line and layer, for layers that work as in training. It also does for types without
     a counterpart: losses, Accuracy, RNN, LSTM, Im2col, SPP, BatchReindex, Filter, and those that a program registered.
     Cost: two copies of the parameters in memory.
     """
     caffe_net = net.caffe_net
-    batch: Dimension = _BATCH if batch_size is None else batch_size
+    own = next((shape[0] for shape in net.input_shapes.values() if shape), _BATCH)
+    layers = [step.layer for step in caffe_net.steps]
+    is_fixed = any(isinstance(one, Reshape) and one.start == 0 and one.sizes[:1] > (0,) for one in layers)
+    batch: Dimension = batch_size or (own if is_fixed else _BATCH)
     graph = OnnxGraph(caffe_net.name)
     scope = Scope(graph, caffe_net.steps)
     for name in net.input_names:

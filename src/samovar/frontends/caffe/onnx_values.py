@@ -38,6 +38,7 @@ class Scope:
         self._values: dict[str, str] = {}  # by blob
         self._names: dict[str, str] = {}  # of values in the file
         self._taken: set[str] = set()
+        self._parameters: dict[str, str] = {}  # their names in the file
         self._writes_left = Counter(top for step in steps for top in step.tops)
         self._made: set[str] = set()  # by the present layer
 
@@ -95,9 +96,10 @@ class Scope:
         name = self.layer.parameter_names[index]
         if self.layer.attribute_names[index] in self.layer.reshaped:
             return self._add_constant("parameter", self.array(index))
-        if name not in self._taken:
-            self._graph.add_constant(self._unique(name), self.array(index))
-        return name
+        if name not in self._parameters:
+            self._parameters[name] = self._unique(name)
+            self._graph.add_constant(self._parameters[name], self.array(index))
+        return self._parameters[name]
 
     def array(self, index: int) -> Floats:
         """The values of the layer's parameter `index`, in C order."""

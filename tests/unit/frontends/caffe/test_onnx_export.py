@@ -111,6 +111,28 @@ def test_a_given_batch_size_is_fixed(module_of: NetOf) -> None:
         run_onnx(content, {"data": np.zeros((3, 3), np.float32)})
 
 
+def test_a_batch_that_a_layer_fixes_is_fixed(module_of: NetOf) -> None:
+    net = module_of(
+        """
+layer { name: "a" type: "InnerProduct" bottom: "data" top: "a" inner_product_param { num_output: 6 } }
+layer { name: "b" type: "Reshape" bottom: "a" top: "b" reshape_param { shape { dim: 2 dim: 3 dim: 2 } } }
+""",
+        {"data": (2, 4)},
+    )
+    with pytest.raises(Exception, match="Got: 1 Expected: 2"):
+        run_onnx(encode_onnx(net), {"data": np.zeros((1, 4), np.float32)})
+
+
+def test_a_blob_called_like_a_parameter_is_not_taken_for_it(module_of: NetOf, rng: np.random.Generator) -> None:
+    layer = (
+        'layer {{ name: "{0}" type: "InnerProduct" bottom: "{1}" top: "{2}" '
+        'inner_product_param {{ num_output: 4 weight_filler {{ type: "xavier" }} }} }}'
+    )
+    net = module_of(layer.format("a", "data", "b/0") + layer.format("b", "b/0", "b"), {"data": (1, 4)})
+    found, expected = both(net, rng.standard_normal((1, 4)).astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_shared_parameters_stand_in_the_file_once(module_of: NetOf, rng: np.random.Generator) -> None:
     layer = (
         'layer {{ name: "{0}" type: "InnerProduct" bottom: "{1}" top: "{0}" param {{ name: "w" }} '
