@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from samovar import _native
+from samovar.launch.watch import ForkedProcess
 
 _LAST_STANDARD = 2
 
@@ -100,31 +100,20 @@ def _started_rank(
     return _ForkedRank(words, (stdin, stdout, stdout), pass_fds, env)
 
 
-class _ForkedRank:
-    """A rank process; the part of `subprocess.Popen` that the launcher uses."""
+class _ForkedRank(ForkedProcess):
+    """A rank process, which leads its session when it is there."""
 
     def __init__(
         self, words: Sequence[str], streams: Sequence[int], descriptors: Sequence[int], environment: Mapping[str, str]
     ) -> None:
-        self.returncode: int | None = None
         sys.stdout.flush()
         begun, begin = os.pipe()
-        self.pid = os.fork()
+        super().__init__(os.fork())
         if not self.pid:
             _end_as(lambda: _be_rank(words, streams, {*descriptors, begin}, environment, begin))
         os.close(begin)
         os.read(begun, 1)  # until it leads its session
         os.close(begun)
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            descriptor = os.pidfd_open(self.pid)
-            ended = select.select([descriptor], [], [], timeout)[0]
-            os.close(descriptor)
-            if not ended:
-                raise subprocess.TimeoutExpired("rank", timeout or 0)
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
 
 
 def _be_rank(

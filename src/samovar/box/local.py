@@ -136,22 +136,18 @@ class BoxServer:
             message = unix_sockets.receive(connection, deadline)
         except SamovarError:  # no message, or none in time
             return
-        if _shares_numbers(process):
-            content, descriptors = self._done(message)
-        else:
-            message.close()
-            told = "this program's process numbers are another container's; reach the box by its address (--listen)"
-            content, descriptors = {"error": told}, []
+        content, descriptors = self._done(message, process)
         try:
             unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
         except SamovarError:
             return  # the asking process went away
 
-    def _done(self, message: LocalMessage) -> tuple[dict[str, object], list[int]]:
+    def _done(self, message: LocalMessage, process: int) -> tuple[dict[str, object], list[int]]:
         message.close()  # messages carry no descriptor here
         name = str(message.content.get("name"))
         buffer: Buffer | None = None
         try:
+            _require_own_numbers(process)
             match message.content.get("do"):
                 case "create":
                     buffer = self.buffers.create(name, BufferShape.of(message.content))
@@ -168,6 +164,13 @@ class BoxServer:
         if buffer is None:
             return {"done": True}, []
         return {"is_new": buffer.is_new}, [buffer.center, buffer.board]
+
+
+def _require_own_numbers(process: int) -> None:
+    if not _shares_numbers(process):
+        raise InputError(
+            "this program's process numbers are another container's; reach the box by its address (--listen)"
+        )
 
 
 def _shares_numbers(process: int) -> bool:

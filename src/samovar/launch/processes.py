@@ -89,7 +89,7 @@ class Forks:
         self._is_signalled = is_signalled
         self._near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._between = -1
-        self._is_over = False
+        self._deadline = Deadline.after(_IMPORT_S)
 
     def __enter__(self) -> "Forks":
         _one_adopts.acquire()
@@ -111,8 +111,7 @@ class Forks:
     def fork(self, rank: int, descriptors: Sequence[int]) -> ForkedProcess | None:
         """A rank with this pipe and log; None if the first one is gone, not ready, or has no room."""
         self.far.close()
-        if self._is_over or not self._is_ready():
-            self._is_over = True
+        if not self._is_ready():
             return None
         try:
             socket.send_fds(self._near, [str(rank).encode()], descriptors)
@@ -124,9 +123,8 @@ class Forks:
         return ForkedProcess(int(answer)) if answer else None
 
     def _is_ready(self) -> bool:
-        deadline = Deadline.after(_IMPORT_S)
         while self._between < 0:
-            if self._is_signalled() or deadline.passed():
+            if self._is_signalled() or self._deadline.passed():
                 return False
             if readable(self._near.fileno(), _LOOK_S):
                 answer = self._near.recv(_ANSWER_BYTES)

@@ -54,6 +54,11 @@ class WorkerSpec:
     crowded_factor: float = _number(1.0, 1.0)
     spare_core: bool = True
 
+    @property
+    def memory_alone(self) -> float:
+        """Bytes a second of a worker that is alone in its node."""
+        return self.memory * self.crowded_factor
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:

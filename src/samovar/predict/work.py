@@ -86,7 +86,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
             segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)
         else:
             before_s, after_s = before_s + forward_s, after_s + backward_s
-    update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / (worker.memory * worker.crowded_factor)
+    update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / worker.memory_alone
     if profile.update_s is not None and _speed(profile, worker) is None:
         update_s = slower * profile.update_s
     return Work(batch_size, tuple(segments), before_s, after_s, update_s)
@@ -110,7 +110,7 @@ def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[fl
         return [_beside_others(layer, worker, slower) for layer in profile.layers]
     found = []
     for layer, (forward, backward) in zip(profile.layers, flops_of(profile.layers), strict=True):
-        moved_s = slower * layer.activation_bytes / (worker.memory * worker.crowded_factor)
+        moved_s = slower * layer.activation_bytes / worker.memory_alone
         times = (forward / speed, backward / speed)
         found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
     return found
@@ -118,7 +118,7 @@ def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[fl
 
 def _beside_others(layer: LayerProfile, worker: WorkerSpec, slower: float) -> tuple[float, float]:
     """Its seconds forward and backward, of which those that move bytes become longer."""
-    alone, outputs = worker.memory * worker.crowded_factor, layer.activation_bytes + layer.behind_bytes
+    alone, outputs = worker.memory_alone, layer.activation_bytes + layer.behind_bytes
     passes = ((layer.forward_s or 0.0, _FORWARD_PASSES, 1), (layer.backward_s or 0.0, _BACKWARD_PASSES, 2))
     forward_s, backward_s = (
         seconds + (slower - 1.0) * min(seconds, (over * outputs + often * layer.parameter_bytes) / alone)

@@ -91,13 +91,13 @@ def _as_forked(
     pipe, log, *listening = descriptors
     for stream in (1, 2):
         os.dup2(log, stream)
-    for descriptor in (log, given.pipe, *(own for own in [given.listening] if own >= 0)):
-        os.close(descriptor)
+    for descriptor in (log, given.pipe, given.listening):
+        if descriptor >= 0:
+            os.close(descriptor)
     mine = replace(given, rank=rank, pipe=pipe, listening=listening[0] if listening else -1)
     _show(mine.to_command(sys.executable))
-    for module, generator in (("numpy", "random"), ("torch", "default_generator")):
-        if module in sys.modules:
-            getattr(sys.modules[module], generator).seed()
+    importlib.import_module("numpy").random.seed()
+    importlib.import_module("torch").default_generator.seed()
     asked.send(str(os.getpid()).encode())
     select.select([between], [], [])
     os.close(between)

@@ -95,14 +95,15 @@ def _numbers(owner: h5py.Group, name: str, where: str) -> h5py.Dataset:
 def text_of(owner: h5py.Group, name: str, where: str) -> str:
     """The text of the dataset `name` of `owner`; InputError if there is none."""
     found = _member(owner, name, where)
-    if not isinstance(found, h5py.Dataset) or (found.shape, found.dtype.kind) != ((), "S") or _is_too_long(found):
+    if (
+        not isinstance(found, h5py.Dataset)
+        or found.shape != ()
+        or found.dtype.kind != "S"
+        or found.dtype.itemsize > _MAX_TEXT_BYTES
+    ):
         raise InputError(f"{where}: has no text in '{name}', where such a file must have it")
     value: bytes = found[()]
     return value.rstrip(b"\0").decode("utf-8")
-
-
-def _is_too_long(text: h5py.Dataset) -> bool:
-    return bool(text.dtype.itemsize > _MAX_TEXT_BYTES)
 
 
 def holders(group: h5py.Group, where: str) -> dict[str, h5py.Group]:

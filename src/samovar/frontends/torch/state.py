@@ -121,8 +121,13 @@ def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
 
     Counters have none. A buffer that is not saved (`persistent=False`) is a cache, of any size on each rank.
     """
-    caches = {id(m._buffers[name]) for m in model.modules() for name in m._non_persistent_buffers_set}
-    return [b for b in model.buffers() if b.is_floating_point() and b.numel() and id(b) not in caches]
+    saved = (
+        buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    )
+    return list({id(b): b for b in saved if b.is_floating_point() and b.numel()}.values())
 
 
 def num_values(model: nn.Module) -> int:
