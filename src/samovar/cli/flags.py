@@ -23,7 +23,7 @@ _WORKERS = "Processes, auto or gpu. Default: 1."
 _MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."
 _DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
 _TIMEOUT = "How long a worker waits for another before it gives up."
-_BATCH = "global: one batch for all workers."
+_BATCH = "per-worker, or global: all share one batch."
 _RECIPE = "auto: learn as one worker does. Default: auto, but none for sync."
 _EXACT = "Sum the batch in K slices, in one order: the same bits with any number of workers up to K."
 _LARGE = "Larger steps: N samples, of all workers together."
@@ -62,7 +62,7 @@ KeyFile = Annotated[Path | None, HOSTS("FILE", _KEY)]
 class HostFlags(NamedTuple):
     """Which of several hosts this is."""
 
-    nodes: Annotated[int, WORKERS("N", "Hosts. Start this on each, numbered.", show_default=False)] = 1
+    nodes: Annotated[int, WORKERS("N", "Number of hosts. See --help-all.", show_default=False)] = 1
     node_rank: Annotated[int | None, HOSTS("K", _NUMBER, hidden=True)] = None
     master_addr: Annotated[str | None, HOSTS("HOST", _ADDRESS, hidden=True)] = None
     master_port: Annotated[int | None, HOSTS("PORT", _PORT, hidden=True)] = None

@@ -34,7 +34,7 @@ from samovar.strategies.catalog import asked_for
 def _train(
     *,
     solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
-    weights: Annotated[str | None, flags.DATA("FILE", "Start from these .caffemodel files.")] = None,
+    weights: Annotated[str | None, flags.DATA("FILE", "Weights to start from: .caffemodel, .safetensors or state_dict.")] = None,
     snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, or 'latest', or 'auto'.")] = None,
     data: flags.DataFlags,
     on: flags.OnMachine,
@@ -106,7 +106,7 @@ def train(words: Sequence[str]) -> Callable[..., None]:
 
 def test(
     model: Annotated[Path, flags.DATA("FILE", "Caffe net (prototxt) with a TEST phase.")],
-    weights: Annotated[str, flags.DATA("FILE", "A .caffemodel, or several with commas.")],
+    weights: Annotated[str, flags.DATA("FILE", "A .caffemodel, .safetensors or state_dict; several with commas.")],
     iterations: Annotated[int | None, flags.DATA("N", "Test batches. Default: 50.")] = None,
     workers: Annotated[int, flags.WORKERS("N", "Worker processes on this machine.")] = 1,
     threads_per_worker: flags.Threads = None,

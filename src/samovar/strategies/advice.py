@@ -29,8 +29,8 @@ _ROWS = (
     (
         SLOW,
         UNEVEN,
-        "shm-easgd",
-        "as often as the link allows",
+        "shm-easgd --sync-period 8",
+        "every 8 steps",
         "does not wait for others; a long period costs accuracy",
     ),
 )
