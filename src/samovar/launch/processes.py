@@ -85,8 +85,8 @@ class Forks:
     A process between the two forks them and ends. The launcher, which adopts orphans meanwhile, is then their parent.
     """
 
-    def __init__(self, is_signalled: Callable[[], bool]) -> None:
-        self._is_signalled = is_signalled
+    def __init__(self, is_disturbed: Callable[[], bool]) -> None:
+        self._is_disturbed = is_disturbed
         self._near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._between = -1
         self._deadline = Deadline.after(_IMPORT_S)
@@ -124,7 +124,7 @@ class Forks:
 
     def _is_ready(self) -> bool:
         while self._between < 0:
-            if self._is_signalled() or self._deadline.passed():
+            if self._is_disturbed() or self._deadline.passed():
                 return False
             if readable(self._near.fileno(), _LOOK_S):
                 answer = self._near.recv(_ANSWER_BYTES)
@@ -186,7 +186,7 @@ class Launch:
         if not self._may_fork or len(ranks) < 2 or signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             yield from (self._opened(rank, self._execute) for rank in ranks)
             return
-        with Forks(self._watch.is_signalled) as forks:
+        with Forks(self._watch.is_disturbed) as forks:
             yield self._opened(ranks[0], partial(self._execute, stdin=forks.far.fileno()))
             for rank in ranks[1:]:
                 yield self._opened(rank, partial(self._fork, forks))

@@ -181,9 +181,9 @@ class RankWatch:
                 if not self._policy.starts_again(ends):
                     return ends
 
-    def is_signalled(self) -> bool:
-        """Whether a signal has come that is not acted on yet."""
-        return bool(self._waiting)
+    def is_disturbed(self) -> bool:
+        """Whether a signal has come that is not acted on yet, or has stopped a rank."""
+        return bool(self._waiting) or any(is_stopped(rank.process.pid) for rank in self.ranks)
 
     def _run_once(self) -> list[RankEnd]:
         try:
