@@ -34,7 +34,7 @@ from samovar.strategies.catalog import asked_for
 def _train(
     *,
     solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
-    weights: Annotated[str | None, flags.DATA("FILE", "Start from .caffemodel, .safetensors or state_dict.")] = None,
+    weights: Annotated[str | None, flags.DATA("FILE", "Start from the weights in these files.")] = None,
     snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, or 'latest', or 'auto'.")] = None,
     data: flags.DataFlags,
     on: flags.OnMachine,
