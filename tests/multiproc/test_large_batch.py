@@ -21,6 +21,20 @@ def test_larger_steps_in_the_same_epochs(tmp_path: Path, digits: Path) -> None:
         "step_00000002",
         "step_00000003",
     ]
+    ended = succeed(
+        "train",
+        "--solver",
+        solver,
+        *arguments[:4],
+        "--iterations",
+        4,
+        "--snapshot",
+        "latest",
+        "--out",
+        "out",
+        folder=tmp_path,
+    )
+    assert "saved with other --large-batch; steps count on" in ended.errors
 
 
 @pytest.mark.slow

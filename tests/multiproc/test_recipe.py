@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from tests.multiproc.command import Ended, result_of, succeed
@@ -83,3 +85,19 @@ def test_replicate_divides_batches_and_scales_rates() -> None:
     for result in succeeded(ranks, "with_momentum_ahead"):
         assert "make the optimizer with nesterov=True" in result["plain"]
         assert result["rate"] == pytest.approx(0.1 / 2)
+
+
+def test_layers_that_mix_samples_are_named_if_workers_share_a_batch(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"] = np.ones((16, 4), np.float32)
+    (tmp_path / "list.txt").write_text("rows.h5\n")
+    net = tmp_path / "net.prototxt"
+    net.write_text(
+        'layer { name: "rows" type: "HDF5Data" top: "x" '
+        f'hdf5_data_param {{ source: "{tmp_path}/list.txt" batch_size: 8 }} }}\n'
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 3 } }\n'
+        'layer { name: "pair" type: "Slice" bottom: "ip" top: "a" top: "b" slice_param { axis: 0 } }\n'
+        'layer { name: "loss" type: "EuclideanLoss" bottom: "a" bottom: "b" top: "loss" }\n'
+    )
+    ended, _ = trained(write_solver(net, 2), tmp_path / "cut", "--strategy", "local-sgd")
+    assert "pair (Slice): what comes out for a sample depends on others of its batch" in ended.errors

@@ -87,8 +87,11 @@ class Save:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            name = re.escape(self.path.name)  # no pattern fits the files of a longer name, such as "name.best"
+            ours = rf"\.{name}\.(\d+\.partial|[^.]+\.(begun|known|(\d+\.)?(part|failed)))"
+            theirs = rf"\.\.{name}\.[^.]+\.(known|\d+\.part)\.\d+\.partial"
             for left in self.path.parent.iterdir():
-                if re.fullmatch(rf"\.+{re.escape(self.path.name)}\..+\.(begun|known|part|failed|partial)", left.name):
+                if re.fullmatch(f"{ours}|{theirs}", left.name):
                     left.unlink(missing_ok=True)
             self._place("begun").touch()
         except FileExistsError as error:

@@ -101,6 +101,8 @@ def describe_run(path: Path) -> Description:
     snapshots, damaged = _snapshots(folder.snapshots)
     tables.append(TextTable("snapshots", ("name", "steps done", "bytes"), snapshots))
     notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
+    if ended and folder.result.stat().st_mtime_ns < folder.config.stat().st_mtime_ns:
+        notes = ("result.json is older than config.json: it is of an earlier launch, and the last one has not ended",)
     return Description("run", facts, tables, (*notes, *damaged))
 
 

@@ -57,9 +57,9 @@ def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | 
 
 
 def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:
-    """Normal numbers; zeros for labels and other inputs with at most one number a sample."""
+    """Numbers from 0 to 1, which as a class or a word are 0; zeros for inputs with at most one number a sample."""
     found = {
-        name: torch.randn(shape) if len(shape) > 1 and shape[1:] != (1,) * (len(shape) - 1) else torch.zeros(shape)
+        name: torch.rand(shape) if len(shape) > 1 and shape[1:] != (1,) * (len(shape) - 1) else torch.zeros(shape)
         for name, shape in shapes.items()
     }
     return found | {SAMPLE_NUMBERS: torch.arange(batch)} if net.is_random else found

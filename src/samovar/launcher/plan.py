@@ -100,14 +100,16 @@ def _with_factors(config: RunConfig, iter_size: int) -> StrategyConfig:
 
 
 def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
-    """A finished run is not overwritten; but it may resume from its own snapshot."""
-    if out is None or not is_there(out) or not RunFolder(out).result.exists():
+    """A run is not overwritten, nor mixed with another one; but it may resume from its own snapshot."""
+    if out is None or not is_there(out):
         return
-    if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
-        raise InputError(
-            f"--out {out}: has a finished run (result.json); give another folder, or continue with that run: "
-            "--snapshot latest"
-        )
+    folder = RunFolder(out)
+    has_ended, has_saved = folder.result.exists(), not SnapshotStore(folder.snapshots).is_empty()
+    if not (has_ended or has_saved or (snapshot is not None and folder.metrics.exists())):
+        return
+    if snapshot is None or not snapshot.resolve().is_relative_to(folder.snapshots.resolve()):
+        has = "a finished run (result.json)" if has_ended else "a run that did not end"
+        raise InputError(f"--out {out}: has {has}; give another folder, or continue with that run: --snapshot latest")
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:

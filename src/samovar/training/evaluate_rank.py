@@ -38,10 +38,9 @@ def run_evaluation(context: RankContext) -> None:
             use_half(info.parameter for info in net.parameter_infos)
         if definition.debug_info:
             show_values_of_test(context, net)
-        outputs = _kept_outputs(net, config.hdf5_out)
-        evaluation = build.build_evaluation(
-            net, reader, config.iterations or DEFAULT_NUM_BATCHES, context.transport, config.timeout_s
-        )
+        num_batches = config.iterations or DEFAULT_NUM_BATCHES
+        outputs = _kept_outputs(net, config.hdf5_out, num_batches)
+        evaluation = build.build_evaluation(net, reader, num_batches, context.transport, config.timeout_s)
         result = evaluation.run()
         if config.hdf5_out is not None:
             written = [path for output in outputs if (path := output.write(config.hdf5_out)) is not None]
@@ -62,11 +61,13 @@ def _without_data(definition: CaffeNetDefinition, reader: BatchReader) -> tuple[
     )
 
 
-def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
+def _kept_outputs(net: CaffeNet, folder: Path | None, num_batches: int) -> list[HDF5Output]:
     """The HDF5Output layers. They keep their inputs if there is a folder to write into."""
     found = [layer for layer in net.layers if isinstance(layer, HDF5Output)]
     for output in found:
         output.keeps = folder is not None
+        if output.keeps and num_batches > 1:
+            raise output.spec.error("HDF5Output writes one forward pass; test with --iterations 1", "type")
     return found
 
 

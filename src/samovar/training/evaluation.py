@@ -76,13 +76,14 @@ class Evaluation:
         """Run the test; the result is the same on every rank."""
         table = self._results.array.reshape(self._num_batches, len(self._columns) + 1)
         table[...] = 0.0
-        group, num_batches = self._group, self._num_batches
+        group, num_batches, waiting_s = self._group, self._num_batches, self._timeout_s
         if self._net.forget():
             group, num_batches = Group(0, 1), num_batches * (group.rank == 0)
+            waiting_s *= self._num_batches  # the others wait for all batches
         with torch.no_grad():
             for batch, tensors in evaluation_batches(self._reader, group, num_batches):
                 table[batch] = self._values(self._net(tensors))
-        self._channel.run(Deadline.after(self._timeout_s))
+        self._channel.run(Deadline.after(waiting_s))
         means = [float(np.mean(table[:, column])) for column in range(table.shape[1])]
         return TestResult(self._named(means), means[-1], tuple(self._named(row) for row in table))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from samovar.checkpoint.reading import read_snapshot, verify
+from samovar.checkpoint.reading import read_manifest, read_snapshot, verify
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
@@ -41,6 +41,9 @@ class ResumePoint:
 def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> ResumePoint:
     """Read a snapshot folder or a `.solverstate`; InputError if it is damaged or of another net."""
     point = _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net, config.by_caffe)
+    if path.is_dir() and (flags := _changed(read_manifest(path).config, config)):
+        notice = f"{path}: saved with other {flags}; steps count on, though they are of other samples now"
+        point = replace(point, notices=(*point.notices, notice))
     if not (config.strategy.keep_momentum and point.momentum):
         return point
     notice = f"{path}: its momentum is of one solver; each worker of {config.strategy.name} starts its own from zero"
@@ -80,6 +83,12 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
         _under(f"{part}/", parts[own]) or parts[part] for part in ("weights", "momentum", "strategy")
     )
     return ResumePoint(step, weights, momentum or own_momentum, kept)
+
+
+def _changed(had: Mapping[str, object], config: RunConfig) -> str:
+    """The flags that say which samples a step has, and differ from those of the snapshot."""
+    has, names = config.to_json(), ("large_batch", "seed", "shuffle")
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if had.get(name, has[name]) != has[name])
 
 
 def _sharing(config: Mapping[str, object]) -> str:

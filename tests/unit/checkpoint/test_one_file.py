@@ -90,6 +90,13 @@ def test_a_file_is_replaced_and_what_dead_saves_left_goes(tmp_path: Path) -> Non
     assert float(safetensors.numpy.load_file(path)["rank_0/x"]) == 2.0
 
 
+def test_a_save_leaves_those_of_longer_names_alone(tmp_path: Path) -> None:
+    longer = Save(tmp_path / "a.best", "7" * 16, 0, 1, TIMEOUT_S)
+    longer.begin()
+    assert save(tmp_path / "a", RANKS[:1]) == [None]
+    longer.write(part_of({}, RANKS[0]), lambda: None)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_if_one_process_cannot_write_all_say_so_and_the_old_file_stays(tmp_path: Path, rank: int) -> None:
     path = tmp_path / "a.safetensors"

@@ -121,3 +121,16 @@ def test_refusals(net: str, words: tuple[str, ...], said: str, capsys: pytest.Ca
     source = ("--profile", net) if words else ()
     assert asked(*source, *words) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_made_up_inputs_are_valid_classes_and_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(
+        'layer { name: "in" type: "Input" top: "words" top: "y" input_param { shape { dim: 6 dim: 4 } '
+        "shape { dim: 6 dim: 4 dim: 1 } } }\n"
+        'layer { name: "e" type: "Embed" bottom: "words" top: "e" embed_param { input_dim: 9 num_output: 5 } }\n'
+        'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "e" bottom: "y" top: "loss" softmax_param { axis: 2 } '
+        "loss_param { normalization: VALID } }\n"
+    )
+    assert asked("--net", str(net), "--cluster", "ethernet-10g", "--workers", "1,2") == 0
+    assert "speed-up against one worker" in capsys.readouterr().out

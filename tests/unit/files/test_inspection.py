@@ -1,6 +1,7 @@
 """`samovar inspect`: what it says of every kind of file, and how it draws nets."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -209,8 +210,10 @@ def test_a_run(tmp_path: Path) -> None:
     for found in (describe(tmp_path, NO_FLAGS), describe(folder.result, NO_FLAGS)):
         assert dict(found.facts)["weights sha256"] == examples.RESULT.weights_sha256
         assert not found.notes
+    os.utime(folder.result, ns=(0, folder.config.stat().st_mtime_ns - 1))
+    assert "of an earlier launch" in describe(tmp_path, NO_FLAGS).notes[0]
     (folder.snapshots / "step_00000005" / "manifest.json").write_text("{}")
-    assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[0]
+    assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[1]
     folder.config.write_text("[]")
     with pytest.raises(InputError, match="not a run's configuration"):
         describe(tmp_path, NO_FLAGS)

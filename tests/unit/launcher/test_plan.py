@@ -1,4 +1,4 @@
-"""Which snapshot a run resumes from."""
+"""Which snapshot a run resumes from, and which folder takes a run."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
-from samovar.launcher.plan import find_snapshot
+from samovar.launcher.plan import _require_not_ended, find_snapshot
 
 
 def test_auto_takes_the_latest_snapshot_if_there_is_one(tmp_path: Path) -> None:
@@ -27,3 +27,13 @@ def test_auto_never_begins_anew_beside_a_damaged_snapshot(tmp_path: Path) -> Non
 def test_auto_needs_the_run_folder() -> None:
     with pytest.raises(InputError, match="--snapshot auto: looks for snapshots in the folder of the run; give --out"):
         find_snapshot("net", "auto", None)
+
+
+def test_a_run_that_was_killed_is_not_mixed_with_another(tmp_path: Path) -> None:
+    own, other = (
+        SnapshotStore(tmp_path / name / "snapshots").save(9, {"model": {"weights": np.ones(3)}}) for name in "ab"
+    )
+    _require_not_ended(tmp_path / "a", own)
+    for snapshot in (None, other):
+        with pytest.raises(InputError, match="has a run that did not end; give another folder"):
+            _require_not_ended(tmp_path / "a", snapshot)

@@ -1,5 +1,6 @@
 """A test pass of a net whose layers carry states from batch to batch."""
 
+import time
 from pathlib import Path
 
 import h5py
@@ -35,11 +36,14 @@ def prototxt(tmp_path: Path) -> Path:
     return net
 
 
-def results(prototxt: Path, transport: ShmTransport, count: int) -> list[float]:
+def results(
+    prototxt: Path, transport: ShmTransport, count: int, timeout_s: float = 30.0, pause_s: float = 0.0
+) -> list[float]:
     definition = load_net(prototxt)
     with BatchReader(definition.data_layers("TEST"), training=False) as reader:
         net = build_net(definition, "TEST", reader.top_shapes, seed=1)
-        evaluation = Evaluation(net, net.output_shapes, reader, NUM_BATCHES, transport, 30.0)
+        net.register_forward_pre_hook(lambda *_: time.sleep(pause_s))
+        evaluation = Evaluation(net, net.output_shapes, reader, NUM_BATCHES, transport, timeout_s)
         return [evaluation.run().outputs["sum"] for _ in range(count)]
 
 
@@ -56,3 +60,8 @@ def test_a_sequence_goes_on_from_batch_to_batch_and_every_test_begins_anew(proto
     whole = float(in_one_piece(prototxt)(batch).scalars["sum"])
     means = [mean for of_rank in found for mean in of_rank]
     np.testing.assert_allclose(means, whole / NUM_BATCHES, rtol=1e-5)
+
+
+def test_others_wait_for_a_whole_test_of_one_worker(prototxt: Path) -> None:
+    first, second = on_threads(2, lambda transport: results(prototxt, transport, 1, timeout_s=0.6, pause_s=0.3))
+    assert first == second

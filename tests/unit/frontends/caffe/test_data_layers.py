@@ -232,13 +232,10 @@ def test_one_forward_pass_into_a_new_file(net_of: BuildNet, tmp_path: Path) -> N
     [output] = net.layers
     assert isinstance(output, HDF5Output)
     output.keeps = True
-    batch = {"a": torch.ones(2, 3), "b": torch.zeros(2, 3)}
-    net(batch)
+    net({"a": torch.ones(2, 3), "b": torch.zeros(2, 3)})
     assert output.write(tmp_path) == tmp_path / "deep/out.h5"
     with pytest.raises(InputError, match=r"deep/out\.h5 exists, and is not replaced"):
         output.write(tmp_path)
-    with pytest.raises(InputError, match="one forward pass; test with --iterations 1"):
-        net(batch)
 
 
 def test_a_net_that_is_only_run_writes_nothing(net_of: BuildNet, tmp_path: Path) -> None:
