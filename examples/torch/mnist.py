@@ -118,7 +118,7 @@ def main() -> int:
     torch.manual_seed(1)
     train, test = digits() if arguments.data is None else [mnist(arguments.data, name) for name in ("train", "t10k")]
     model = net()
-    model.register_buffer("stop_asked", torch.zeros(()), persistent=False)
+    model.register_buffer("stop_asked", torch.zeros(()))
     optimizer = torch.optim.SGD(model.parameters(), arguments.learning_rate, arguments.momentum)
     replica = samovar.replicate(model, optimizer, strategy=arguments.strategy)
     batches = replica.shard(DataLoader(train, arguments.batch_size, shuffle=True))
@@ -134,6 +134,7 @@ def main() -> int:
             stops = bool(model.get_buffer("stop_asked") > 0)
             if replica.is_first:
                 print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")
+        model.get_buffer("stop_asked").zero_()  # a run that resumes begins without
         checkpoint.save(epoch + 1)
         if stops:
             return EXIT_PREEMPTED

@@ -110,7 +110,7 @@ def main() -> int:
     torch.manual_seed(1)
     train, test = digits() if arguments.data is None else [mnist(arguments.data, name) for name in ("train", "t10k")]
     model = net()
-    model.register_buffer("stop_asked", torch.zeros(()), persistent=False)
+    model.register_buffer("stop_asked", torch.zeros(()))
     optimizer = torch.optim.SGD(model.parameters(), arguments.learning_rate, arguments.momentum)
     batches = DataLoader(train, arguments.batch_size, shuffle=True)
     checkpoint = Checkpoint(arguments.checkpoint, model, optimizer)
@@ -124,6 +124,7 @@ def main() -> int:
         with torch.no_grad():
             stops = bool(model.get_buffer("stop_asked") > 0)
             print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")
+        model.get_buffer("stop_asked").zero_()  # a run that resumes begins without
         checkpoint.save(epoch + 1)
         if stops:
             return EXIT_PREEMPTED

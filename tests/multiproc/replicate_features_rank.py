@@ -54,9 +54,20 @@ class Transposed(nn.Module):
 
 def transposed(process_group: ProcessGroup) -> Any:
     """A fused optimizer walks weight and gradient through raw pointers."""
+    return _fused(process_group, is_later=False)
+
+
+def transposed_later(process_group: ProcessGroup) -> Any:
+    """After `replicate`, as by model.to(memory_format=...)."""
+    return _fused(process_group, is_later=True)
+
+
+def _fused(process_group: ProcessGroup, *, is_later: bool) -> Any:
     models = Transposed(), Transposed()
     own, alone = (torch.optim.AdamW(model.parameters(), lr=0.01, fused=True) for model in models)
     replica = replicated(process_group, models[0], own)
+    for model in models if is_later else ():
+        model.weight.data = model.weight.data.contiguous()
     for x, y in batches(replica.rank, STEPS):
         own.zero_grad()
         replica.backward(F.cross_entropy(models[0](x), y))
@@ -308,6 +319,7 @@ REPEATED = (
     autocast,
     overflow,
     transposed,
+    transposed_later,
     zeroed_in_place,
     accumulated_with_more,
     accumulated_without_more,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,9 +19,10 @@ def numbers(process_group: ProcessGroup, **settings: Any) -> Any:
     replica = replicated(process_group, perceptron(), **settings)
     rank = replica.rank
     replica.barrier()
+    count: Any = np.int64(rank + 1)  # as sums of NumPy's arrays are
     return {
         "mean": replica.mean(float(rank)),
-        "sum": replica.sum(rank + 1),
+        "sum": replica.sum(count),
         "max": replica.max(-float(rank)),
         "int": replica.sum(torch.tensor([[rank, 1]])).tolist(),
         "bools": replica.sum(torch.tensor([True, False])).tolist(),

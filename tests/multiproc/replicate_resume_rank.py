@@ -56,7 +56,18 @@ def resumes(process_group: ProcessGroup, strategy: str) -> Any:
     return [{"samples": run.samples, "weights": run.weights()} for run in runs]
 
 
+def goes_back(process_group: ProcessGroup) -> Any:
+    """A run, and in the same replica again from its second step on."""
+    run = Run(process_group, "local-sgd")
+    run.train()
+    first = run.weights()
+    run.replica.load_state_dict(run.states[1])
+    run.train()
+    return {"first": first, "again": run.weights()}
+
+
 SCENARIOS: dict[str, Scenario] = {strategy: partial(resumes, strategy=strategy) for strategy in SETTINGS}
+SCENARIOS["goes back"] = goes_back
 
 if __name__ == "__main__":
     serve_rank(SCENARIOS)

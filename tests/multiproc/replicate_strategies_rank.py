@@ -1,14 +1,18 @@
 """Rank program: strategies that exchange weights, evaluation, saved state, and ranks that disagree."""
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.core.errors import SamovarError
+from samovar.core.layout import Bucket
+from samovar.strategies.sync import Sync
 from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, train, values
 from tests.multiproc.replicate_ranks import serve_rank
 
@@ -29,6 +33,26 @@ EVERY: dict[str, dict[str, Any]] = {
     "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
     "sync-easgd as int8": {"name": "sync-easgd", "sync_period_steps": 2, "compress": "int8"},
 }
+
+
+@samovar.strategy("half-sync")
+class HalfSync(Sync):
+    def reduced(self, step: int) -> Iterator[tuple[Bucket, float]]:
+        for bucket, scale in super().reduced(step):
+            yield bucket, scale / 2
+
+
+def half_sync(process_group: ProcessGroup) -> Any:
+    """A gradient by a strategy that halves it, and by the one that it is made from."""
+    found = {}
+    for name in ("half-sync", "sync"):
+        model = perceptron()
+        replica = replicated(process_group, model, sgd(model), name=name)
+        [(x, y)] = batches(replica.rank, 1)
+        replica.backward(F.cross_entropy(model(x), y))
+        found[name] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).tolist()
+        replica.close()
+    return found
 
 
 def elastic(process_group: ProcessGroup) -> Any:
@@ -254,6 +278,7 @@ SCENARIOS = {
         other_model,
         other_settings,
         other_place,
+        half_sync,
     )
 }
 

@@ -91,6 +91,18 @@ def local_sgd(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="local-sgd", sync_period_steps=2)
 
 
+def saved_in_every_step(process_group: ProcessGroup) -> Any:
+    """Each rank that has data takes its state, while another one has none."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=4)
+    for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+        replica.state_dict()
+    return {"steps": replica.step_count}
+
+
 def diloco(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="diloco", sync_period_steps=2)
 
@@ -178,6 +190,7 @@ SCENARIOS = {
         gradients_in_buckets_with_adam,
         compared,
         local_sgd,
+        saved_in_every_step,
         diloco,
         streaming,
         elastic_step,

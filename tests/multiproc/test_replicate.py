@@ -22,6 +22,7 @@ def _names() -> tuple[str, ...]:
 
 SAME = (
     "transposed",
+    "transposed_later",
     "plain",
     "buckets",
     "zeroed_in_place",

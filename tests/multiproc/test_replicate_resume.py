@@ -24,3 +24,8 @@ def test_after_any_step_the_rest_is_the_same(strategy: str) -> None:
         for step, run in enumerate(resumed, 1):
             assert run["samples"] == whole["samples"][step:], step
             assert run["weights"] == whole["weights"], step
+
+
+def test_a_replica_may_go_back_to_an_earlier_state_of_its_own() -> None:
+    for rank in succeeded(results(), "goes back"):
+        assert rank["again"] == rank["first"]

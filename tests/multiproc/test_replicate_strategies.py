@@ -96,3 +96,8 @@ def test_every_rank_loads_its_own_state() -> None:
 def test_what_cannot_work_is_refused_on_all_ranks_with_the_reason(name: str, words: str) -> None:
     for message in of(name):
         assert words in message
+
+
+def test_a_strategy_of_the_user_s_weighs_gradients_as_it_says() -> None:
+    for found in of("half_sync"):
+        assert found["half-sync"] == [value / 2 for value in found["sync"]]

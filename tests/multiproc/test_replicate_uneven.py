@@ -81,3 +81,7 @@ def test_a_rank_that_leaves_the_loop_by_itself_is_noticed_at_once() -> None:
     for message in of("left_early"):
         assert "rank 0 is at evaluating()" in message
         assert "rank 1 is at backward()" in message
+
+
+def test_those_without_data_take_part_in_a_state_that_others_take() -> None:
+    assert [result["steps"] for result in of("saved_in_every_step")] == [5, 5]

@@ -23,8 +23,8 @@ def endless(tmp_path: Path, digits: Path) -> Path:
     return write_solver(write_net(tmp_path, digits), 10_000_000)
 
 
-def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] = ()) -> Command:
-    arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out)
+def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] = (), *more: object) -> Command:
+    arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out, *more)
     return Command("train", *arguments, folder=out.parent, prefix=prefix)
 
 
@@ -54,6 +54,16 @@ def assert_saved_and_stopped(out: Path, ended: Ended, number: signal.Signals, ex
     assert result["stopped_by"] == number.name
     assert result["steps"] == last_step(out)
     assert [path.name for path in out.glob("snapshots/step_*")] == [f"step_{result['steps']:08}"]
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_signal_to_a_worker_at_a_center_stops_all(endless: Path, tmp_path: Path, rank: int) -> None:
+    out = tmp_path / "out"
+    with start(endless, out, 2, (), "--strategy", "async-sgd") as command:
+        command.wait_for_step(out, 3)
+        command.wait_for_rank(rank).send_signal(signal.SIGTERM)
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])

@@ -72,6 +72,19 @@ def alone(example: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
     return accuracies(run_example([sys.executable, example, *arguments(1)], folder))[NUM_EPOCHS]
 
 
+def test_a_signal_to_one_rank_ends_all_after_the_same_epoch(example: Path, tmp_path: Path) -> None:
+    program = tmp_path / "signalled.py"
+    program.write_text(
+        "import os, runpy, signal\nimport samovar\nreal = samovar.Replica.step\n"
+        "def step(self, *given):\n    real(self, *given)\n"
+        "    if self.is_first and self.step_count == 1:\n        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        f"samovar.Replica.step = step\nrunpy.run_path({str(example)!r}, run_name='__main__')\n"
+    )
+    command = [*launcher("samovar", 2), program, *arguments(2, "--checkpoint", tmp_path / "saved")]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 75, ended.stderr
+
+
 def launcher(name: str, num_ranks: int) -> list[object]:
     words: dict[str, list[object]] = {
         "samovar": [BIN / "samovar", "run", "-n", num_ranks],

@@ -177,6 +177,7 @@ class ElasticReplica(Replica):
         state = {
             "rank": 0,
             "world_size": 0,  # any
+            "rate_factor": 1.0,
             "strategy": self.config.name,
             **self._elastic.border,
             "model": model,
@@ -204,6 +205,7 @@ class ElasticReplica(Replica):
         with self._loads.opened():
             self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
+        self._optimizers.multiply_rates(1.0 / state.get("rate_factor", 1.0))
         with torch.no_grad():
             for name, value in (state["center"] or {}).items():
                 self._parameters[name].copy_(value)

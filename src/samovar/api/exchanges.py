@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +29,7 @@ from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.factors import LEAST_BYTES
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
@@ -154,7 +155,8 @@ class GradientExchange(NoExchange):
         self._staged = staged(parameters, layout, region.array)
         self._flat = self._staged.host
         self._group, self._announcer = collectives.group, announcer
-        tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
+        tell = partial(_tell, collectives.group.rank)
+        self._scale = scale = 1.0 / self._group.world_size
         factoring = factoring_of(collectives, config, announcer.deadline, tell)
         for bucket in buckets[: len(apart)]:
             factoring.add(bucket, region, scaled_product, scale)
@@ -233,8 +235,9 @@ class GradientExchange(NoExchange):
 
     def _sum(self, step: int) -> None:
         """Run the first half of the step. The optimizer steps later, when the user calls it."""
-        for _bucket in self._strategy.reduced(step):
-            continue
+        for bucket, scale in self._strategy.reduced(step):
+            if scale != self._scale:  # a user's own strategy's
+                self._region.array[bucket.start : bucket.stop] *= np.float32(scale / self._scale)
 
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:
@@ -315,7 +318,7 @@ class WeightExchange:
         # In evaluating() the others have not begun that step yet.
         last = step if event is Event.STEP else step - 1
         self._go_through(own_step, last + 1)
-        if event is Event.EVALUATING:
+        if event in (Event.EVALUATING, Event.STATE):
             self._drain()
         return max(own_step, last + 1)
 
@@ -355,6 +358,7 @@ class WeightExchange:
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
+        self._announced = -1  # the next step may be an earlier one
         self._strategy.load_state_dict(state)
 
     def _drain(self) -> None:
@@ -386,4 +390,4 @@ def exchange_in_step(
 
 def _tell(rank: int, sentence: str) -> None:
     if rank == 0:
-        sys.stderr.write(f"samovar: {sentence}\n")
+        sys.stderr.write(f"samovar: {in_python(sentence)}\n")

@@ -57,7 +57,7 @@ class ReplicaFigures:
         self, processes: ProcessGroup, config: StrategyConfig, wanted: FiguresWanted, lr: Callable[[], float]
     ) -> None:
         group = processes.group
-        self.num_samples = 0
+        self.num_samples = self._num_made = 0  # samples and steps of this replica
         self._rank, self._num_ranks = group.rank, group.world_size
         home = processes.home
         self._has_one_clock = home is None or home.address is None
@@ -200,6 +200,7 @@ class ReplicaFigures:
             self._end_profile()
         self._times = self._times.plus(times)
         self._num_steps += 1
+        self._num_made += 1
         self._is_open = self._has_passed = False
         if self._posted is None and (self._has_met or self._is_due_alone()):
             self._post(steps_done)
@@ -277,9 +278,9 @@ class ReplicaFigures:
         verdict = self._run.verdict()
         if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
             say(verdict)
-        if self._rank == 0 and self._emulated is None:
+        if self._rank == 0 and self._emulated is None and self._num_made:
             rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
-            mean_step, batch_size = self._run.mean_step, self.num_samples / steps_done
+            mean_step, batch_size = self._run.mean_step, self.num_samples / self._num_made
             compare(self._net, self._config, self._places, mean_step, batch_size, rates, self._others.share())
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ class RankCalls:
 def _numbers(value: float | torch.Tensor) -> Rows:
     if isinstance(value, torch.Tensor) and not value.is_complex():
         return value.detach().to("cpu", torch.float64).reshape(-1).numpy()
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
         return np.array([float(value)])
     raise InputError(f"got a {type(value).__name__}; give a number or a tensor of numbers (gather takes other values)")
 

@@ -70,7 +70,6 @@ class Replica(Checkpoints, FigureCalls):
         shares = with_momentum(config, optimizers, self.num_workers)
         self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)
-        self.rate_factor = self._scaled_rates(shares.rate_factor, recipe)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
         self._model, self.recipe, self._step_group = model, recipe, step_group_of(processes, self.config)
@@ -83,6 +82,7 @@ class Replica(Checkpoints, FigureCalls):
         with ExitStack() as closing:
             closing.callback(self._writer.settle)
             closing.callback(self._step_group.forget, self._announcer)
+            self._scale_rates(shares.rate_factor, recipe, closing)
             self._join(config, box, closing)
             self._closing = closing.pop_all()
         self._is_async = config.is_async
@@ -249,10 +249,13 @@ class Replica(Checkpoints, FigureCalls):
 
         It holds the model, the optimizers, the strategy, the step, and the place of each shard: its epoch, and the
         batches that the loop got of it. Call it after `step()`. Every rank saves and loads its own.
-        Generators of random numbers, schedulers and scalers are yours to save. Never waits for other ranks' data. Ranks
-        that keep equal weights compare them at the next exchange.
+        Generators of random numbers, schedulers and scalers are yours to save. Never waits for other ranks' data.
+        With strategies that exchange weights in step it meets them, and all must call it. Ranks that keep equal weights
+        compare them at the next exchange.
         """
         self._require_training("state_dict()")
+        if self.config.exchanges_weights and not self._is_async:  # the mean that counts is of all ranks
+            self._announcer.agree(Event.STATE, self._step)
         self._checks.require_finite(self._step, self._figures)
         self._checks.show_digest()
         # Before the weights, because an exchange that is not over may change them.
@@ -261,6 +264,7 @@ class Replica(Checkpoints, FigureCalls):
             "run": self._run,
             "rank": self.rank,
             "world_size": self.world_size,
+            "rate_factor": self.rate_factor,
             "strategy": self.config.name,
             "step": self._step,
             **self._shards.state_dict(),
@@ -286,7 +290,9 @@ class Replica(Checkpoints, FigureCalls):
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
-        self._optimizers.load_state_dict(state["optimizer"])
+        of_strategy = ("momentum", "nesterov") if self.config.traits.adds_steps and not is_own else ()
+        self._optimizers.load_state_dict(state["optimizer"], of_strategy)
+        self._optimizers.multiply_rates(self.rate_factor / state.get("rate_factor", self.rate_factor))
         with_momentum(self.config, self._optimizers, self.world_size)
         with self._loads.opened():
             self._model.load_state_dict(state["model"])
@@ -299,10 +305,10 @@ class Replica(Checkpoints, FigureCalls):
         self._shards.load_state_dict(state, has_same_ranks=state["world_size"] == self.world_size)
         self._checks.show_digest()
 
-    def _scaled_rates(self, factor: float, recipe: Recipe | None) -> float:
-        factor = factor * recipe.rate(self.config, self.num_workers) if recipe else 1.0
-        self._optimizers.scale_rates(factor)
-        return factor
+    def _scale_rates(self, factor: float, recipe: Recipe | None, closing: ExitStack) -> None:
+        self.rate_factor = factor * recipe.rate(self.config, self.num_workers) if recipe else 1.0
+        self._optimizers.scale_rates(self.rate_factor)
+        closing.callback(self._optimizers.multiply_rates, 1.0 / self.rate_factor)
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""

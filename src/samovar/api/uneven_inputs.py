@@ -31,6 +31,7 @@ class Event(IntEnum):
     FINISHING = 7
     REDUCING = 8
     SAVING = 9
+    STATE = 10
 
 
 _NAMES = {
@@ -44,6 +45,7 @@ _NAMES = {
     Event.FINISHING: "finish()",
     Event.REDUCING: "mean(), sum(), max(), gather() or barrier()",
     Event.SAVING: "save()",
+    Event.STATE: "state_dict()",
 }
 # If ranks make the same call with other details: the difference, and the next step.
 _DIFFERING = {

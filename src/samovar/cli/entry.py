@@ -21,6 +21,8 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 
+_STDERR = 2
+
 
 class _Ended(BaseException):
     """A signal came where no run took it."""
@@ -28,6 +30,10 @@ class _Ended(BaseException):
 
 def main() -> None:
     """Run the command line (`samovar --help` lists the exit codes)."""
+    # No other file may get the number of a stream that the user has closed: ranks have streams of these numbers.
+    while (nothing := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(nothing)
     # One that the user has closed takes what nobody reads.
     both = (sys.stdout, sys.stderr)
     sys.stdout, sys.stderr = (one or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for one in both)

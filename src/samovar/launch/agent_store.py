@@ -1,6 +1,6 @@
 """Where host 0 of a run is met, told over the store that torchrun's agent keeps: it has the port that all know.
 
-A process of its own loads PyTorch for that: `python -m samovar.launch.agent_store ADDRESS PORT KEY SECONDS [PLACE]`.
+A process of its own loads PyTorch: `python -m samovar.launch.agent_store ADDRESS PORT KEY HOST SECONDS [PLACE]`.
 """
 
 import importlib
@@ -15,17 +15,17 @@ _LOADING_S = 60.0  # on a busy machine
 
 def tell_place(address: str, port: int, key: str, place: tuple[str, int], timeout_s: float) -> None:
     """Store where host 0 listens. Raises SamovarError if the store cannot be reached."""
-    _ask(address, port, key, timeout_s, f"{place[1]} {place[0]}")
+    _ask(address, port, key, 0, timeout_s, f"{place[1]} {place[0]}")
 
 
-def ask_place(address: str, port: int, key: str, timeout_s: float) -> tuple[str, int]:
+def ask_place(address: str, port: int, key: str, number: int, timeout_s: float) -> tuple[str, int]:
     """Where host 0 listens, when it has told it. Raises SamovarError."""
-    found, _, host = _ask(address, port, key, timeout_s).partition(" ")
+    found, _, host = _ask(address, port, key, number, timeout_s).partition(" ")
     return host, int(found)
 
 
-def _ask(address: str, port: int, key: str, timeout_s: float, *place: str) -> str:
-    words = [address, str(port), key, str(timeout_s), *place]
+def _ask(address: str, port: int, key: str, number: int, timeout_s: float, *place: str) -> str:
+    words = [address, str(port), key, str(number), str(timeout_s), *place]
     command = [sys.executable, "-P", "-m", "samovar.launch.agent_store", *words]
     try:
         said = subprocess.run(
@@ -46,19 +46,21 @@ def _ask(address: str, port: int, key: str, timeout_s: float, *place: str) -> st
 
 def main(arguments: list[str]) -> None:
     """Tell the place, or print it."""
-    address, port, key, timeout_s, *place = arguments
+    address, port, key, who, timeout_s, *place = arguments
     deadline = Deadline.after(float(timeout_s))
     torch_dist = importlib.import_module("samovar.transports.torch_dist")
     store = torch_dist.open_store(
         address, int(port), serves=False, listen_descriptor=None, who="samovar", deadline=deadline
     )
     rendezvous = store.rendezvous(f"samovar/{key}", "samovar")
+    # A script may begin several runs, and each has a place of its own. All hosts count them.
+    name = f"host 0 of run {rendezvous.count('runs of ' + who, 1, deadline)}"
     if place:
-        rendezvous.tell("host 0", place[0], deadline)
-    elif rendezvous.missing(["host 0"], deadline):
+        rendezvous.tell(name, place[0], deadline)
+    elif rendezvous.missing([name], deadline):
         raise SystemExit("host 0 did not come")
     else:
-        sys.stdout.write(rendezvous.value("host 0", deadline))
+        sys.stdout.write(rendezvous.value(name, deadline))
 
 
 if __name__ == "__main__":

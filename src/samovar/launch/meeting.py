@@ -169,7 +169,8 @@ class _Host0:
             links[-1] = link
             self._refuse(links, InputError(f"{self._who}: {why}"))
         hello = _hello_of(message)
-        if hello.number in hellos:
+        before = links.get(hello.number)
+        if hello.number in hellos and not (before is not None and before.is_gone):
             # The others stay: this one may be of another run.
             number, there = hello.number, hellos[hello.number]
             link.send(
@@ -220,7 +221,7 @@ class _OtherHost:
         key = None if place.key_file is None else read_key(place.key_file)
         address = (place.address, place.port)
         if place.store is not None:
-            address = ask_place(*address, place.store, self._timeout_s)
+            address = ask_place(*address, place.store, place.number, self._timeout_s)
         try:
             link = link_to(address, key, who, Deadline.after(self._timeout_s))
         except DeadlineExceeded as error:

@@ -115,11 +115,11 @@ class Forks:
             return None
         try:
             socket.send_fds(self._near, [str(rank).encode()], descriptors)
-        except ConnectionError:
+            if not readable(self._near.fileno(), _FORK_S):
+                self._near.shutdown(socket.SHUT_RDWR)  # one that answers from now on gets an error, and ends
+            answer = self._near.recv(_ANSWER_BYTES)
+        except ConnectionError:  # it ended, perhaps with the request unread
             return None
-        if not readable(self._near.fileno(), _FORK_S):
-            self._near.shutdown(socket.SHUT_RDWR)  # one that answers from now on gets an error, and ends
-        answer = self._near.recv(_ANSWER_BYTES)
         return ForkedProcess(int(answer)) if answer else None
 
     def _is_ready(self) -> bool:

@@ -5,10 +5,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.host import says_loopback
 from samovar.launch.meeting import HostPlace
@@ -58,7 +59,9 @@ def started_over_ssh(
     """
     hosts = read_hosts(path)
     own, others = hosts[0], hosts[1:]
+    started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
     with ExitStack() as stack:
+        stack.callback(_end, started)  # last: nobody listens any more
         listening = stack.enter_context(listen(address or _address_towards(others[0].name)))
         place, port = address_of(listening)
         if address is not None and is_loopback(place) and not says_loopback(address):
@@ -66,8 +69,6 @@ def started_over_ssh(
                 f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
                 "leave it out"
             )
-        started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
-        stack.callback(_end, started)
         for number, host in enumerate(others, 1):
             flags = {"--nodes": len(hosts), "--node-rank": number, "--master-addr": place, "--master-port": port}
             command = [*_kept(words), "--workers", str(host.workers or workers)]
@@ -118,10 +119,13 @@ def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) ->
 
 
 def _end(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> None:
-    for _, process in started:
-        try:
-            process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
+    deadline = Deadline.after(_ENDING_S)
+    try:
+        for _, process in started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(deadline.remaining_s())
+    finally:  # also if a signal ends the wait
+        for _, process in started:
             process.kill()
             process.wait()
 

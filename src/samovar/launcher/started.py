@@ -85,8 +85,11 @@ def _place(identity: Identity, key_file: Path | None) -> HostPlace | None:
     """None if all ranks are on this host."""
     if num_local(identity) == identity.world_size:
         return None
-    assert identity.address is not None, "ranks of several hosts have an address"
-    assert identity.port is not None, "ranks of several hosts have a port"
+    if identity.address is None or identity.port is None:
+        raise InputError(
+            f"{identity.launcher} does not tell its {identity.world_size} processes which share a host; set "
+            "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there"
+        )
     return HostPlace(
         identity.rank,
         identity.address,

@@ -17,10 +17,10 @@ STALENESS_BINS = 16  # updates that came in between: 0, 1, ...; the last bin cou
 _END_POLL_S = 0.02
 _LOOK_FAR_EVERY_S = 0.1
 # A worker's row: numbers that it alone writes, then its staleness.
-_IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
+_IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STOP, _STEPS, _SPEED, _LOSS, _DISTANCE = range(9)
 # Samples, updates, seconds lost to others and refused updates count over all its lives, as staleness does.
-_COUNTS = slice(8, 12)
-_FIRST_STALENESS = 12
+_COUNTS = slice(9, 13)
+_FIRST_STALENESS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ProgressTable:
         self._window = transport.open_window("workers", 8 * num_words, 0)
         self._row = Region.of(self._window, 0, num_words, np.float64).array
         self._far: dict[int, tuple[float, npt.NDArray[np.float64]]] = {}
-        self._earlier = self._row.copy()
+        self._earlier, self._looked_s = self._row.copy(), 0.0
         for word in (_IS_FINISHED, _HAS_TOLD):
             self._note(word, 0.0)
 
@@ -125,6 +125,15 @@ class ProgressTable:
         """
         self._wait(_IS_FINISHED, patience_s, "does not finish")
         return self._members.wait_for_others(Deadline.after(patience_s)) if with_others else ""
+
+    def asked_to_stop(self, own: int) -> int:
+        """The signal that stops this launch: this worker's `own`, which others see, or that of another one; 0: none."""
+        if own:
+            self._note(_STOP, float(own))
+        elif (now_s := time.monotonic()) - self._looked_s >= _LOOK_FAR_EVERY_S:
+            self._looked_s = now_s
+            own = int(max(self._words(rank)[_STOP] for rank in range(self.world_size)))
+        return own
 
     def has_told(self) -> None:
         """Note that this worker has reported the result of its launch."""

@@ -217,13 +217,14 @@ Kind = TypeVar("Kind", bound=type[Strategy])
 def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
     """Declare a class of `Strategy` as the strategy of this name, with these `Traits`; others are its base's.
 
-    A recipe is measured for one strategy, so it is never its base's.
+    A recipe is measured for one strategy, so it is never its base's. So is `regroups`, a promise about its state, and
+    that it exchanges where the period ends.
 
     A user's own strategy is declared the same way as ours: `@samovar.strategy("its-name", settings=(...))`.
     """
 
     def declared(kind: Kind) -> Kind:
-        kind.traits = replace(kind.traits, name=name, **{"recipe": None, **traits})
+        kind.traits = replace(kind.traits, name=name, **{"recipe": None, "regroups": False, **traits})
         _require_good(kind.traits, kind)
         KINDS[name] = kind
         return kind
@@ -243,6 +244,8 @@ def _require_good(traits: Traits, kind: type[Strategy]) -> None:
             raise InputError(
                 f"strategy {traits.name!r}: {setting!r} is not a setting; give samovar.Setting(name, type, help)"
             )
+    if kind.exchanges == "weights" and not traits.exchanges_weights:
+        raise InputError(f"strategy {traits.name!r}: exchanges weights, so it needs the setting SYNC_PERIOD; add that")
 
 
 def kind_of(name: str) -> type[Strategy]:

@@ -36,7 +36,14 @@ def build_strategy(
     chosen = resolved(config, num_workers)
     told = callback or TrialCallback()
     place = Place(chosen, num_workers, collectives, tuple(buckets), buffers, deadline, seat, told, factoring)
-    return kind_of(config.name).of(place)
+    kind = kind_of(config.name)
+    made = kind.of(place)
+    if not isinstance(made, kind) and "of" not in vars(kind):
+        raise InputError(
+            f"{config.name}: with these settings its base class makes a {type(made).__name__}, which has nothing of "
+            f"{kind.__name__}; leave them out, or override `of`"
+        )
+    return made
 
 
 def build_hybrid(

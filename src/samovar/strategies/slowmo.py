@@ -20,6 +20,7 @@ from samovar.transports.base import Array
         replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.").by_default(0.5),
     ),
     recipe=replace(RECIPE, settings={}),
+    regroups=True,
 )
 class SlowMo(DiLoCo):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and u = 0 at first:

@@ -137,7 +137,7 @@ class Sync(Strategy):
         summed = (collectives, place.buckets, place.buffers.gradients, place.factoring)
         plain = [] if compresses and is_always else sum_channels(*summed)
         if chosen.codec is None or not compresses:
-            return Sync(plain, *when)
+            return cls(plain, *when)
         encoded = encoded_buckets(collectives, place.buckets, place.buffers, Codec(chosen.codec), place.factoring)
         trial = Trial(collectives, f"--compress {chosen.codec}", is_always, place.deadline, place.callback)
         return CompressedSync(plain, encoded, chosen.codec, trial, *when)

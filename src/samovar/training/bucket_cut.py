@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
-from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, predicted_between_s, predicted_s
+from samovar.collectives.cost import (
+    ELEMENT_BYTES,
+    choose_all_reduce,
+    predicted_between_s,
+    predicted_s,
+    require_messages,
+)
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.config import RunConfig
 from samovar.core.layout import Bucket, Layout
@@ -56,6 +62,7 @@ def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, m
         plan = _REDUCE_AND_BROADCAST
     predicted = partial(predicted_s, record, plan, workers, oversubscribed=oversubscribed)
     if config.hosts is not None:  # the links between hosts are what takes long
+        require_messages(plan)
         predicted = partial(predicted_between_s, record, plan, len(config.hosts.hosts))
     latency_s = predicted(num_bytes=ELEMENT_BYTES * workers)
     added_s = predicted(num_bytes=num_bytes) - latency_s

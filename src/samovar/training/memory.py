@@ -140,7 +140,8 @@ def divided(
             f"--owner parts: {collective} makes no sums in parts; choose --collective {' or '.join(REDUCE_SCATTERS)}, "
             "or --owner all"
         )
-    is_open = sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
+    is_ours = sharing.source is None  # a strategy of the user's own sums whole buckets
+    is_open = is_ours and sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
     if not is_open or is_near or sharing.codec is not None or caffe.clip_gradients is not None:
         return sharing
     by_parts = collective == _DIVIDED and config.workers > 1 and not sharing.takes_factors

@@ -98,9 +98,8 @@ def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Ite
         uneven, mixing = learner.net.uneven_losses, learner.net.mixing_layers
         if cut := [each for each in mixing if each not in uneven and not each.endswith("(BatchNorm)")]:
             yield (
-                f"{', '.join(cut)}: what comes out for a sample depends on others of its batch, and {config.workers} "
-                "workers get a part of a batch each, so they compute something else than one worker. Give "
-                "each of them whole batches: --batch-mode per-worker"
+                f"{', '.join(cut)}: what comes out for a sample depends on others of its batch. {config.workers} "
+                "workers that share a batch compute something else than one. Give each whole batches: --batch-mode per-worker"
             )
     yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 

@@ -18,7 +18,7 @@ import numpy as np
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.keys import Key
-from samovar.transports.secure import Failing, SecureChannel, accepted, connect_once, prepare, reached
+from samovar.transports.secure import Failing, SecureChannel, accepted, connect_once, has_arrived, prepare, reached
 
 _HEAD: Final = struct.Struct("<8sQQ")  # magic, bytes of JSON, bytes behind it
 _MAGIC: Final = b"samovarL"
@@ -33,6 +33,7 @@ class _Channel(Protocol):
     def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None: ...
     def receive_head(self, deadline: Deadline) -> bytes: ...
     def receive(self, num_bytes: int, deadline: Deadline) -> bytes: ...
+    def is_readable(self) -> bool: ...
     def end(self) -> None: ...
     def close(self) -> None: ...
 
@@ -40,7 +41,7 @@ class _Channel(Protocol):
 class _Sealed:
     def __init__(self, channel: SecureChannel) -> None:
         self._channel = channel
-        self.end, self.close = channel.end, channel.close
+        self.is_readable, self.end, self.close = channel.is_readable, channel.end, channel.close
 
     def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
         head, *bodies = (np.frombuffer(part, np.uint8) for part in parts)
@@ -82,6 +83,9 @@ class _Plain:
                     raise ConnectionResetError("closed")
                 received += part
         return bytes(received)
+
+    def is_readable(self) -> bool:
+        return has_arrived(self._receiving)
 
     def end(self) -> None:
         with suppress(OSError):  # the other side was first
@@ -138,6 +142,11 @@ class HostLink:
         if not isinstance(message, dict):
             raise NotOurs(f"{self.peer}: sent {type(message).__name__}, not an object")
         return message, content
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the other side, which says nothing yet, has closed the connection."""
+        return self._channel.is_readable()
 
     def end(self) -> None:
         """Threads that wait for the other side get ConnectionLost."""

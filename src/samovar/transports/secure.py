@@ -10,6 +10,7 @@ does not open.
 
 import hmac
 import secrets
+import select
 import socket
 import ssl
 import time
@@ -192,6 +193,9 @@ class SecureChannel:
         except OSError as error:
             raise ConnectionLost(f"{self.peer} is gone ({reason_of(error)}); see its log") from error
 
+    def is_readable(self) -> bool:
+        return has_arrived(self._receiving)
+
     def end(self) -> None:
         """Neither side sends any more; threads that wait for it get ConnectionLost."""
         self.is_over = True
@@ -370,6 +374,13 @@ def _parts(array: npt.NDArray[Any]) -> Iterator[memoryview]:
     assert array.flags.c_contiguous, "only whole runs of bytes travel"
     whole = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     return (whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES))
+
+
+def has_arrived(connection: socket.socket) -> bool:
+    """Whether there is something to read, or the other side has closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def reason_of(error: OSError | UnicodeError) -> str:

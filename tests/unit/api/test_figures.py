@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import samovar
+from samovar.api.exchanges import _tell
 from samovar.api.figures_wanted import FiguresWanted, figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -151,3 +152,28 @@ def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pyt
     assert "for rank 1; see its cpus" in figures.verdict
     replica.close()
     assert "rank 1 is slower than the others, which wait for it 500 ms" in capsys.readouterr().err
+
+
+def test_the_batch_of_a_finished_run_is_that_of_its_own_steps(
+    team: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was resumed; a run without a step has none."""
+    sizes: list[float] = []
+    monkeypatch.setattr("samovar.api.figures.compare", lambda *given: sizes.append(given[4]))
+    state = None
+    for count in (3, 1, 0):
+        replica, model = replica_of(team, FiguresWanted())
+        if state is not None and count:
+            replica.load_state_dict(state)
+        for (x,) in replica.shard(DataLoader(TensorDataset(torch.ones(4 * count + 1, 3)[1:]), batch_size=4)):
+            replica.backward(model(x).mean())
+            replica.step()
+        state = replica.state_dict()
+        replica.finish()
+        replica.close()
+    assert sizes == [4.0, 4.0]
+
+
+def test_a_strategy_s_sentence_names_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    _tell(0, "--compress int8 is switched off (to keep it: --compress-always)")
+    assert capsys.readouterr().err == "samovar: compress int8 is switched off (to keep it: always_compresses)\n"

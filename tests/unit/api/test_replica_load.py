@@ -148,3 +148,17 @@ def test_a_run_continues_with_the_same_bits_whatever_the_order_of_its_weights_in
     train(after, *second)
     pairs = zip(whole[0].parameters(), second[0].parameters(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_a_recipe_s_rates_go_back_at_close_and_hold_after_a_load(team: ProcessGroup) -> None:
+    config, model = StrategyConfig("diloco"), nn.Linear(3, 2)
+    optimizer, recipe = sgd(model, 0.0), config.traits.recipe
+    for _ in range(2):
+        with Replica(model, optimizer, team, config, 5.0, recipe=recipe):
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 7)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    with Replica(model, optimizer, team, StrategyConfig(), 5.0) as plain:
+        state = plain.state_dict()
+    with Replica(model, optimizer, team, config, 5.0, recipe=recipe) as replica:
+        replica.load_state_dict(state)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 7)

@@ -86,6 +86,16 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(words: str, redirectio
     assert re.fullmatch(said, ended.stderr.strip())
 
 
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    """A rank has streams of the same numbers."""
+    program = (
+        "import os, sys\nfrom samovar.cli import entry\nsys.argv[1:] = ['--version']\n"
+        "try: entry.main()\nfinally: print(os.open('/dev/null', os.O_RDONLY) > 2)"
+    )
+    words = ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, program]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.endswith("True\n")
+
+
 def test_a_file_that_may_not_be_used_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

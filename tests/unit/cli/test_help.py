@@ -75,8 +75,8 @@ def test_a_flag_that_help_leaves_out_is_taken_and_refused_like_any_other() -> No
 def test_brackets_in_the_help_of_a_user_s_setting_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "bracketed.py"
     path.write_text(
-        "import samovar\nfrom samovar.strategies.local_sgd import LocalSgd\n"
-        "@samovar.strategy('bracketed', settings=(samovar.Setting('span', float, 'In [0, 1] [/x].'),))\n"
+        "import samovar\nfrom samovar.strategies.local_sgd import SYNC_PERIOD, LocalSgd\n"
+        "@samovar.strategy('bracketed', settings=(SYNC_PERIOD, samovar.Setting('span', float, 'In [0, 1] [/x].'),))\n"
         "class Bracketed(LocalSgd): ...\n"
     )
     assert "In [0, 1] [/x]. For bracketed." in help_of("train", "--strategy", f"{path}:Bracketed", columns=160)

@@ -5,15 +5,17 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.transports.keys import key_path, make_key
+from samovar.transports.links import link_to
 from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port
 
@@ -207,3 +209,29 @@ def test_with_a_key_only_its_holders_meet(tmp_path: Path) -> None:
         found.append(meet(replace(first, number=1), hellos(1, 1)[1], TIMEOUT_S))
         host_0.join()
     assert all(each.is_secret for each in closed(found))
+
+
+def test_a_host_that_went_may_come_again() -> None:
+    """While host 0 still waits for another one."""
+    first, second, third = hellos(1, 1, 1)
+    found: list[Any] = [None] * 3
+
+    def come(hello: HostHello, port: int) -> None:
+        try:
+            place = replace(PLACE, number=hello.number, num_hosts=3, port=port)
+            found[hello.number] = meet(place, hello, TIMEOUT_S)
+        except SamovarError as error:
+            found[hello.number] = error
+
+    with reserved_port() as port:
+        threads = [threading.Thread(target=come, args=(hello, port)) for hello in (first, second, third)]
+        threads[0].start()
+        link = link_to(("127.0.0.1", port), None, "host 1", Deadline.after(TIMEOUT_S))
+        hello = {"is": "hello", **asdict(replace(second, address="127.0.0.1", ports=(1,)))}
+        link.send(hello, Deadline.after(TIMEOUT_S))
+        link.close()
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(closed(found)) == 3

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -16,8 +17,9 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.processes import Launch, RankEnd
+from samovar.launch.processes import Forks, Launch, RankEnd
 from samovar.launch.rank_arguments import RankArguments
+from samovar.launch.watch import readable
 from samovar.transports.shm import RunBoard, create_segment
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -372,3 +374,26 @@ def test_ranks_are_forked_in_a_folder_that_is_not_unicode(tmp_path: Path) -> Non
     folder = tmp_path / os.fsdecode(b"l\xe4tin")
     folder.mkdir()
     assert sorted(forking(folder).run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+
+
+def test_a_first_rank_that_a_signal_stops_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    def command(rank: int, _pipe: int) -> list[str]:
+        if rank == 0:
+            return [*PYTHON, "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"]
+        stopped = started.launch._watch.ranks[0].process.pid
+        return [*PYTHON, f"import os, signal\nos.kill({stopped}, signal.SIGCONT)"]
+
+    started = Started(tmp_path, ["", ""], command=command, may_fork=True)
+    assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 0)]
+
+
+def test_one_in_between_that_dies_with_a_request_unread_forks_nobody() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child, Forks(lambda: False) as forks:
+        far = socket.socket(fileno=os.dup(forks.far.fileno()))
+        far.send(str(child.pid).encode())
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(forks.fork, 1, [far.fileno()])
+            assert readable(far.fileno(), TIMEOUT_S)
+            child.kill()
+            far.close()
+            assert asked.result() is None

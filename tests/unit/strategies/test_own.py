@@ -1,5 +1,6 @@
 """A strategy in a user's own file: found, declared, checked, and trained with as ours are."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import pytest
 
 import samovar
 from samovar.core.errors import InputError
-from samovar.strategies.base import Strategy
+from samovar.core.layout import Bucket
+from samovar.strategies.base import Strategy, kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described, resolved
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.own import declared_as
+from samovar.strategies.slowmo import SlowMo
+from samovar.strategies.sync import Sync
 from samovar.strategies.traits import KINDS
 from tests.unit.strategies.harness import RATE, Job, on_shm, on_sim, resume, same
 from tests.unit.strategies.test_definitions import distance, gradient, start
@@ -73,6 +77,7 @@ def test_a_class_in_a_module_of_the_working_folder_is_found_by_its_name(
         ("taken.py:Rule", "strategy 'sync': there is one of this name, in samovar.strategies.sync; give another"),
         ("named.py:Rule", "strategy 'A/B': a name is made of small letters, digits and hyphens"),
         ("setting.py:Rule", "'growth' is not a setting; give samovar.Setting"),
+        ("seldom.py:Rule", "strategy 'seldom': exchanges weights, so it needs the setting SYNC_PERIOD; add that"),
         ("option.py:Rule", "strategy 'option': Setting.*name='collective'.* is not a setting"),
     ],
 )
@@ -88,6 +93,7 @@ def test_what_is_no_strategy_is_told_in_a_sentence(
         "taken": f"{head}@samovar.strategy('sync')\n{rule}",
         "named": f"{head}@samovar.strategy('A/B')\n{rule}",
         "setting": f"{head}@samovar.strategy('setting', settings=('growth',))\n{rule}",
+        "seldom": f"{head}@samovar.strategy('seldom', settings=())\n{rule}",
         "option": f"{head}@samovar.strategy('option', settings=({option},))\n{rule}",
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -109,3 +115,26 @@ def test_what_is_not_said_is_the_base_class_s() -> None:
     assert TwoSteps.traits.settings == LocalSgd.traits.settings
     assert (TwoSteps.traits.name, LocalSgd.traits.name) == ("two-steps", "local-sgd")
     assert StrategyConfig("two-steps").kind is TwoSteps
+
+
+def test_a_class_on_sync_is_the_one_that_trains() -> None:
+    @samovar.strategy("half-sync")
+    class HalfSync(Sync):
+        def reduced(self, step: int) -> Iterator[tuple[Bucket, float]]:
+            for bucket, scale in super().reduced(step):
+                yield bucket, scale / 2
+
+    own, plain = (
+        on_shm(Job(StrategyConfig(name, "ring"), gradient, 3, start()), 2)[0].weights for name in ("half-sync", "sync")
+    )
+    assert HalfSync.traits.name == "half-sync"
+    assert not np.array_equal(own, plain)
+    compressed = StrategyConfig("half-sync", compress="bf16", always_compresses=True)
+    with pytest.raises(InputError, match="its base class makes a CompressedSync, which has nothing of HalfSync"):
+        on_shm(Job(compressed, gradient, 3, start()), 2)
+
+
+def test_who_may_come_and_go_is_not_the_base_class_s(growing: str) -> None:
+    with pytest.raises(InputError, match="growing-sgd"):
+        kind_of(StrategyConfig(growing).name).regrouped(StrategyConfig(growing))
+    assert SlowMo.traits.regroups

@@ -8,6 +8,7 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -17,7 +18,7 @@ from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.model.model import layout_of
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.config import StrategyConfig
-from samovar.training.bucket_cut import cut_buckets, cut_notices, described, hidden_fraction
+from samovar.training.bucket_cut import cut_buckets, cut_notices, described, exchange_model, hidden_fraction
 
 SHAPES = {"data": (100, 3, 32, 32), "label": (100,)}
 # A link on which the net takes as long as its backward pass.
@@ -138,3 +139,11 @@ def test_flags() -> None:
         sharing(bucket="3.5")
     with pytest.raises(InputError, match="--strategy: got 'psync'"):
         sharing(name="psync")
+
+
+def test_a_plan_for_one_host_is_refused_between_hosts() -> None:
+    config = on_machine("backward", 1)
+    hosts = JobHosts("job", (Host("a", (0,)), Host("b", (1,))), (("a", 1), ("b", 2)))
+    between = replace(config, hosts=hosts, strategy=replace(config.strategy, collective="direct"))
+    with pytest.raises(InputError, match="direct needs memory that all ranks map"):
+        exchange_model(between, between.strategy, 4_000, mapped=False)

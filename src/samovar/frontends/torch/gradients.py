@@ -174,6 +174,7 @@ class FlatGradients:
         self._missing = [len(bucket.entries) for bucket in self._buckets]
         for slot in self._slots:
             slot.begun = slot.written = False
+            slot.mirrored = not _can_be_gradient(slot.view, slot.parameter)
             slot.num_awaited = 0
         self._bucket_final = bucket_final
 

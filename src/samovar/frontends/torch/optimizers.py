@@ -70,8 +70,12 @@ class Optimizers:
                 f"recipe='auto': multiplies learning rates by {factor:g}, and a scheduler keeps the ones before; make "
                 "the scheduler after replicate, or give recipe='none'"
             )
-        for group in self.param_groups:
-            group["lr"] = group["lr"] * factor
+        self.multiply_rates(factor)
+
+    def multiply_rates(self, factor: float) -> None:
+        """Multiply all learning rates, and those that schedulers begin with."""
+        for group in self.param_groups if factor != 1.0 else ():
+            group.update({name: group[name] * factor for name in ("lr", "initial_lr") if name in group})
 
     def step(self) -> None:
         with self.allowed():
@@ -110,9 +114,13 @@ class Optimizers:
                 f"settings that it lacks: {lacking}. Give replicate the optimizers of the run that saved it"
             )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for optimizer, own in zip(self.all, state.get("optimizers", [state]), strict=True):
-            optimizer.load_state_dict(dict(own))
+    def load_state_dict(self, state: Mapping[str, Any], kept: Sequence[str] = ()) -> None:
+        """Load a state, except the settings `kept` of each group."""
+        own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
+        for optimizer, saved in zip(self.all, state.get("optimizers", [state]), strict=True):
+            optimizer.load_state_dict(dict(saved))
+        for group, settings in zip(self.param_groups, own, strict=True):
+            group.update(settings)
         self._follow_layouts()
 
     def _follow_layouts(self) -> None:
