@@ -99,7 +99,7 @@ def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Ite
         if cut := [each for each in mixing if each not in uneven and not each.endswith("(BatchNorm)")]:
             yield (
                 f"{', '.join(cut)}: what comes out for a sample depends on others of its batch. {config.workers} "
-                "workers that share a batch compute something else than one. Give each whole batches: --batch-mode per-worker"
+                "workers that share one compute something else than one. For whole batches give --batch-mode per-worker"
             )
     yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 

@@ -129,7 +129,7 @@ def test_a_class_on_sync_is_the_one_that_trains() -> None:
     )
     assert HalfSync.traits.name == "half-sync"
     assert not np.array_equal(own, plain)
-    compressed = StrategyConfig("half-sync", compress="bf16", always_compresses=True)
+    compressed = StrategyConfig("half-sync", "ring", compress="bf16", always_compresses=True)
     with pytest.raises(InputError, match="its base class makes a CompressedSync, which has nothing of HalfSync"):
         on_shm(Job(compressed, gradient, 3, start()), 2)
 
