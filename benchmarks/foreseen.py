@@ -37,7 +37,7 @@ from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
 from samovar.predict.learning import Learned, Learner, Lesson, learned
 from samovar.predict.runs import Workplace
 from samovar.predict.work import Segment, Work
-from samovar.solver.flat import Multipliers, build_solver
+from samovar.solver.flat import Multipliers, Solver
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares
 from samovar.training import build
@@ -123,7 +123,7 @@ class CaffeLearner:
         self._model = Model(net, parameters, weights, gradients, tuple(place.buckets))  # type: ignore[arg-type]
         place.weights[:] = kept
         multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in infos}
-        self._solver = build_solver(settings, weights, gradients, multipliers)  # type: ignore[arg-type]
+        self._solver = Solver(settings, weights, gradients, multipliers)  # type: ignore[arg-type]
         self._stream, self._bucket, self._step = stream, place.buckets[0], 0
         self._num_workers = place.transport.group.world_size
 

@@ -40,7 +40,7 @@ from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
 from samovar.launcher.momentum import with_momentum
 from samovar.model.model import Model, layout_of
-from samovar.solver.flat import Multipliers, build_solver
+from samovar.solver.flat import Multipliers, Solver
 from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
@@ -144,7 +144,7 @@ class Rank:
         seat = _seat(transport, strategy, len(self._weights)) if strategy.needs_center else None
         buffers = Buffers(memory.weights, memory.gradients)
         self.strategy = build_strategy(sharing, collectives, buckets, buffers, forever, seat)
-        solver, parts = build_solver(settings, weights, gradients, multipliers), Parts(1, group.world_size, 1)
+        solver, parts = Solver(settings, weights, gradients, multipliers), Parts(1, group.world_size, 1)
         self.worker = Worker(model, solver, self.strategy, stream, parts, TIMEOUT_S)
         self.meet = lambda: self._barrier.run(forever())
 

@@ -24,13 +24,13 @@ from namespaces import INTERFACE, switched_hosts
 from ranks import FOLDER
 
 from samovar.core.machine import CalibrationRecord
+from samovar.core.plain import from_plain
 from samovar.launcher.calibrate import calibrate
 from samovar.predict.cluster import cluster_here
 from samovar.predict.foresight import foreseen_of
 from samovar.predict.kept import Ran, Subject
 from samovar.predict.work import work_of
 from samovar.report.host import read_host
-from samovar.report.plain import from_plain
 from samovar.report.profile import Profile
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved

@@ -31,8 +31,8 @@ import samovar
 from samovar.api.connect import join_group
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.core.plain import to_plain
 from samovar.launch.identity import Identity
-from samovar.report.plain import to_plain
 from samovar.report.profile import LayerProfile, Profile, load_profile
 from samovar.strategies.config import StrategyConfig
 

@@ -1,6 +1,5 @@
 """The whole configuration of a run: the settings of all parts, checked, and written to `config.json`."""
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.plain import from_plain, to_plain
 from samovar.core.trace import TraceWindow
 from samovar.launch.identity import LIBRARIES, checked_transport
 from samovar.report.result import SweptSetting
@@ -244,8 +244,8 @@ class RunConfig:
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, in the order of the fields."""
-        values = dataclasses.asdict(self)
-        return {name: _plain(value) for name, value in values.items()}
+        values: dict[str, object] = to_plain(self)
+        return values
 
     def by_name(self) -> dict[str, object]:
         """`to_json` in one level: the strategy's settings among the others, and its name as "strategy"."""
@@ -280,21 +280,9 @@ class RunConfig:
             declared_as(source)
         if (name := values["strategy"]["name"]) not in KINDS:
             raise ValueError(f"strategy {name!r} is not known here")
-        for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
-            values[name] = None if values[name] is None else Path(values[name])
-        values["weights"] = tuple(map(Path, values["weights"]))
-        values["stages"] = tuple(values["stages"])
-        values["metrics"] = tuple(values["metrics"])
-        if values["large_batch"] is not None:
-            values["large_batch"] = LargeBatch(**values["large_batch"])
-        if values["trace"] is not None:
-            values["trace"] = TraceWindow(**values["trace"])
-        values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
-        values["sweep"] = tuple(SweptSetting(**setting) for setting in values["sweep"])
-        values["strategy"] = StrategyConfig(**values["strategy"])
-        values["hosts"] = None if values["hosts"] is None else JobHosts.from_json(values["hosts"])
-        values["calibration"] = CalibrationRecord.from_json(values["calibration"])
-        return cls(**values)
+        if missing := [name for name in cls.__slots__ if name not in values]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return from_plain(cls, values)
 
 
 def parse_weights(written: str | None) -> tuple[Path, ...]:
@@ -305,12 +293,6 @@ def parse_weights(written: str | None) -> tuple[Path, ...]:
     if not all(names):
         raise InputError(f"--weights {written!r}: a name is empty; give files, with commas between them")
     return tuple(map(Path, names))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _require_at_least(flag: str, value: int, least: int) -> None:

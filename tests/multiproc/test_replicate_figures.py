@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from samovar.core.plain import from_plain
 from samovar.predict.cluster import Cluster
 from samovar.predict.prediction import Question, predicted
-from samovar.report.plain import from_plain
 from samovar.report.profile import Profile
 from tests.multiproc.replicate_figures_rank import NUM_STEPS, PERIOD
 from tests.multiproc.replicate_ranks import run_ranks, succeeded

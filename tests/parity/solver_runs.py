@@ -17,7 +17,7 @@ from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.weights import match_weights
 from samovar.model.model import Model, layout_of
-from samovar.solver.flat import Multipliers, build_solver, history_key
+from samovar.solver.flat import Multipliers, Solver, history_key
 
 # What a maximum decides on (a pooling window's two largest, ReLU's zero) differs by less than rounding may move it.
 # More so by solvers that divide by small roots: their weights move 1e-6, and sums of 20 and more inputs with them.
@@ -95,7 +95,7 @@ class SolverRun:
         buffers = FlatBuffer.zeros(layout), FlatBuffer.zeros(layout)
         self.model = Model(self.net, parameters, *buffers, self.buckets)
         multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in self.net.parameter_infos}
-        self.solver = build_solver(solver_config(self.caffe), *buffers, multipliers)
+        self.solver = Solver(solver_config(self.caffe), *buffers, multipliers)
 
     def __enter__(self) -> "SolverRun":
         return self

@@ -20,7 +20,7 @@ from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import build_net
 from samovar.model.model import Model, layout_of
-from samovar.solver.flat import build_solver, num_histories
+from samovar.solver.flat import Solver, num_histories
 from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
@@ -100,7 +100,7 @@ class Rank:
         histories = [FlatBuffer(layout, history.array) for history in memory.histories]
         buckets = layout.buckets(setting.strategy.bucket_size_bytes)
         self.model = Model(self.net, parameters, weights, gradients, buckets, setting.precision, setting.device)
-        self.solver = build_solver(SOLVER, weights, gradients, {}, histories)
+        self.solver = Solver(SOLVER, weights, gradients, {}, histories)
         deadline = partial(Deadline.after, 50.0)
         seat = seat_of(setting, layout, transport, closing) if center is None else center.seat()
         with memory.on_host():

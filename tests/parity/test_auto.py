@@ -8,6 +8,7 @@ import pytest
 from samovar.collectives.cost import choose_all_reduce
 from samovar.config import RunConfig
 from samovar.core.machine import NOMINAL
+from samovar.core.plain import to_plain
 from tests.parity.trained import Trainer, relative_difference
 
 WORKERS = 3  # with two, every plan gives the same bits
@@ -32,7 +33,7 @@ def test_auto_is_the_chosen_plan_bit_for_bit(train: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_calibration_that_is_given_is_what_auto_stands_on_and_is_kept(train: Trainer, tmp_path: Path) -> None:
-    slow = NOMINAL.to_json()
+    slow = to_plain(NOMINAL)
     # Bytes cost nothing, sending a message or changing the process does: a tree has the fewest.
     slow["transports"]["shm"] |= {"spinning_latency_s": 1.0, "shared_core_latency_s": 1.0, "bandwidth": [[1, 1e18]]}
     path = tmp_path / "calibration.json"

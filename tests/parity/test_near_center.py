@@ -24,7 +24,7 @@ from samovar.core.host import create_empty
 from samovar.core.layout import Layout
 from samovar.report.records import RecordWriter
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.async_order import LiveOrder
+from samovar.training.async_order import Order
 from samovar.training.async_pace import AsyncPace, AsyncParts, Master, Run
 from samovar.training.context import BoxDescriptors, RankContext
 from samovar.training.loop import Duties, Requests, Schedule, StepMade
@@ -116,7 +116,7 @@ def at_own_speed(parts: Rank, seen: SeenAtACenter, num_steps: int, center: RunCe
 
     run = Run(center.table, center.headcount, num_steps, seen, 50.0)
     assert isinstance(parts.strategy, CenterSteps)
-    made = (parts.strategy, parts.finite, LiveOrder(), parts.evaluated, center.lock_wait_s)
+    made = (parts.strategy, parts.finite, Order(), parts.evaluated, center.lock_wait_s)
     return AsyncPace(run, AsyncParts(*made), master, lambda _steps_done: Requests(), lambda *own: own, 0)
 
 

@@ -17,7 +17,7 @@ from samovar.core.clock import Deadline
 from samovar.data.stream import Batch
 from samovar.report.steps import StepDone
 from samovar.report.time_spent import Arrival, StragglerWatch
-from samovar.solver.flat import build_solver
+from samovar.solver.flat import Solver
 from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
@@ -95,7 +95,7 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
     else:
         tell_arrivals(lenet.strategy, arrived)
     weights = lenet.model.weights
-    solver = build_solver(SOLVER, weights, FlatBuffer(weights.layout, lenet.gradients), {})
+    solver = Solver(SOLVER, weights, FlatBuffer(weights.layout, lenet.gradients), {})
     parts = Parts(1, group.world_size, 1)
     batches: Any = Same(group.world_size)
     worker = Worker(lenet.model, solver, lenet.strategy, batches, parts, TIMEOUT_S)

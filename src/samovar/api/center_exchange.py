@@ -12,7 +12,7 @@ from samovar.api.center import SharedCenter
 from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
-from samovar.collectives.engine import WindowCollectives, float32_region
+from samovar.collectives.engine import PlannedCollectives, float32_region
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.optimizers import Optimizers
@@ -101,7 +101,7 @@ class HybridExchange(GradientExchange):
         closing.callback(self._weights.release)
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
         super().__init__(parameters, optimizers, group, inside, announcer, closing)
-        assert isinstance(group, WindowCollectives), group
+        assert isinstance(group, PlannedCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
         members = GroupMembers(group.group, self._strategy, broadcasts)

@@ -30,7 +30,7 @@ from samovar.core.machine import NOMINAL
 from samovar.core.requirements import require_optional
 from samovar.launch.identity import LIBRARIES, Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
-from samovar.membership.kept_center import KeptCenter
+from samovar.membership.session import KeptCenter
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 from samovar.transports.gaspi_library import gaspi_library

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samovar.api.exchanges import Apply, NoExchange, Parameters
+from samovar.api.exchanges import Apply, Exchange, Parameters
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.stateful import State, StateValue
@@ -21,7 +21,7 @@ from samovar.strategies.elastic_weights import ElasticWeights
 from samovar.transports.base import Region
 
 
-class ElasticExchange(NoExchange):
+class ElasticExchange(Exchange):
     """Steps of the worker's own, and after every period an exchange with all present workers; see `Rounds`.
 
     `around(state)` adds to a state what else a worker needs that comes. `on_group(go)` gets each new group, which

@@ -18,8 +18,8 @@ from samovar.core.errors import InputError
 from samovar.core.group import Host
 from samovar.core.layout import Bucket
 from samovar.core.machine import NOMINAL, DescribedStep, Emulation, MachineModel
+from samovar.core.plain import from_plain
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.report.plain import from_plain
 from samovar.strategies.traits import AUTO
 from samovar.transports.base import Transport
 from samovar.transports.emulated import EmulatedTransport, sleep_until

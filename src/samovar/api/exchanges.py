@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -60,45 +60,12 @@ Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
 
 
-class Exchange(Protocol):
-    """One replica's part in the exchanges of its ranks.
+class Exchange:
+    """One replica's part in the exchanges of its ranks. Here a single process exchanges nothing: plain torch.
 
     It is made with a stack of what gives model and optimizers back to the user, with memory of their own. The replica
     closes that stack at its end, and after an error in between. No call there waits for another rank.
     """
-
-    def backward(self, backward: BackwardPass, step: int, more: bool, /) -> None: ...
-    def step(self, step: int, apply: Apply, /) -> None: ...
-
-    def shadow(self, step: int, own_step: int, event: Event, /) -> int:
-        """Take part at `step` without data. Gives this rank's step afterwards."""
-        ...
-
-    def even_out(self, step: int, highest: int, /) -> None:
-        """All data has ended. This rank's next step is `step`, and the foremost one's is `highest`."""
-        ...
-
-    def evaluated(self) -> AbstractContextManager[None]:
-        """Wait for all ranks. Then the model has the weights that count until the context ends."""
-        ...
-
-    def finish(self, step: int, /) -> None:
-        """End training after `step` steps. From now on `evaluated` shows the final weights."""
-        ...
-
-    def center(self) -> dict[str, torch.Tensor] | None: ...
-    def state_dict(self) -> State: ...
-    def meet(self, what: str, step: int, run: float, /) -> None:
-        """At a center: wait until all ranks, each at its own `step`, are at the call `what`, for a state of `run`."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
-        """Take `state` back. The next step is `step`."""
-        ...
-
-
-class NoExchange:
-    """A single process with a strategy that exchanges nothing then: plain torch."""
 
     def backward(self, backward: BackwardPass, _step: int, _more: bool) -> None:
         backward.run()
@@ -107,16 +74,18 @@ class NoExchange:
         apply()
 
     def shadow(self, _step: int, own_step: int, _event: Event) -> int:
+        """Take part at a step without data. Gives this rank's step afterwards."""
         return own_step
 
     def even_out(self, _step: int, _highest: int) -> None:
-        """Do nothing: this process is alone."""
+        """All data has ended. This rank's next step, and the foremost one's, are given."""
 
     def evaluated(self) -> AbstractContextManager[None]:
+        """Wait for all ranks. Then the model has the weights that count until the context ends."""
         return nullcontext()
 
     def finish(self, _step: int) -> None:
-        """Do nothing: all ranks meet when they evaluate."""
+        """End training after this number of steps. From now on `evaluated` shows the final weights."""
 
     def center(self) -> dict[str, torch.Tensor] | None:
         return None
@@ -125,13 +94,13 @@ class NoExchange:
         return {}
 
     def meet(self, _what: str, _step: int, _run: float) -> None:
-        """Do nothing: there is no center."""
+        """At a center: wait until all ranks, each at its own step, are at the call `what`, for a state of one run."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
-        """Do nothing: there is no state."""
+        """Take `state` back, and the next step."""
 
 
-class GradientExchange(NoExchange):
+class GradientExchange(Exchange):
     """The last backward pass of a step leaves the mean of all active ranks' gradients in `p.grad`.
 
     Memory: 1N floats that all ranks reach, in place of the gradients that torch would hold.
@@ -270,7 +239,7 @@ class GradientExchange(NoExchange):
         self._exact_sum.run(self._announcer.deadline())
 
 
-class WeightExchange:
+class WeightExchange(Exchange):
     """Steps of the worker's own, and exchanges of weights after some of them, as the strategy says.
 
     Memory: 1N floats for the weights, and the strategy's own.
@@ -341,9 +310,6 @@ class WeightExchange:
         center = self._strategy.center()
         return nullcontext() if center is None else self._weights.replaced(center.copy())
 
-    def finish(self, _step: int) -> None:
-        """Do nothing: all ranks meet when they evaluate."""
-
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._strategy.center()
         return None if center is None else self._weights.named(center)
@@ -351,9 +317,6 @@ class WeightExchange:
     def state_dict(self) -> State:
         self._drain()
         return self._strategy.state_dict()
-
-    def meet(self, _what: str, _step: int, _run: float) -> None:
-        """Do nothing: there is no center of ranks at their own speed."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
@@ -384,7 +347,7 @@ def exchange_in_step(
     if config.exchanges_weights:
         return WeightExchange(parameters, collectives, config, announcer, closing)
     if collectives.group.world_size == 1:
-        return NoExchange()
+        return Exchange()
     return GradientExchange(parameters, optimizers, collectives, config, announcer, closing)
 
 

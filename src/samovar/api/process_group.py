@@ -30,11 +30,9 @@ class UnevenReplica(Protocol):
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in what the active ranks do."""
-        ...
 
     def even_out(self) -> None:
         """All ranks' data has ended: come to the same step, and to the same weights if these must be equal."""
-        ...
 
 
 class ProcessGroup:

@@ -14,7 +14,7 @@ from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
+from samovar.api.exchanges import Exchange, exchange_in_step
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
@@ -78,7 +78,7 @@ class Replica(Checkpoints, FigureCalls):
         wanted = (wanted or FiguresWanted()).of_replica(self._announcer.number)
         self._figures = ReplicaFigures(processes, self.config, wanted, optimizers.learning_rate)
         self._run, self._loads = 0.0, LoadHook()
-        self._exchange: Exchange = NoExchange()
+        self._exchange = Exchange()
         with ExitStack() as closing:
             closing.callback(self._writer.settle)
             closing.callback(self._step_group.forget, self._announcer)
@@ -236,7 +236,7 @@ class Replica(Checkpoints, FigureCalls):
         if not self._is_closed:
             self._is_closed = self._is_finished = True
             self._closing.close()
-            self._exchange = NoExchange()
+            self._exchange = Exchange()
 
     def __enter__(self) -> "Replica":
         return self

@@ -17,7 +17,7 @@ from samovar.api.elastic import ElasticReplica
 from samovar.api.figures_wanted import FiguresWanted, figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.collectives.engine import WindowCollectives
+from samovar.collectives.engine import PlannedCollectives
 from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
 from samovar.core.errors import InputError, SamovarError, require_choice
 from samovar.core.host import keep_freed_memory
@@ -272,7 +272,7 @@ def _require_own_speed(config: StrategyConfig, *, has_box: bool) -> None:
 
 def _require_home(config: StrategyConfig, joined: Joined) -> None:
     """Raises InputError if ranks on several hosts cannot reach a center of the job's own."""
-    if config.traits.in_turn and not isinstance(joined.collectives, WindowCollectives):
+    if config.traits.in_turn and not isinstance(joined.collectives, PlannedCollectives):
         raise InputError(
             f"replicate: {config.name}: ranks pass the turn to each other through windows, and gloo has none; give "
             "transport='tcp' and a key file"

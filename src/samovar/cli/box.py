@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -65,7 +64,7 @@ def serve(
         raise InputError("--listen and --key-file go together: nobody comes in from the network without a key")
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: _note(stopped, number, _frame))
+        signal.signal(number, lambda number, _frame: stopped.append(number))
     server = BoxServer(box, keep)
     try:
         with (
@@ -88,10 +87,6 @@ def _snapshots(server: BoxServer, folder: Path | None, every_s: float) -> Iterat
         return
     with Snapshots(server.buffers, folder, every_s, lambda text: typer.echo(text, err=True)):
         yield
-
-
-def _note(stopped: list[int], number: int, _frame: FrameType | None) -> None:
-    stopped.append(number)
 
 
 def _is_over(stopped: list[int], service: Service | None) -> bool:

@@ -1,12 +1,8 @@
 """`samovar doctor`: what is here, what is wrong, how fast it is."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT, require_place
@@ -14,6 +10,7 @@ from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
 from samovar.core.machine import CalibrationRecord
+from samovar.core.plain import to_plain
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
 from samovar.launcher.calibrate import calibrate
@@ -21,8 +18,8 @@ from samovar.launcher.doctor_hosts import HostLinkFigures, measure_hosts, with_l
 from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
 from samovar.predict.kept import Kept, is_quiet
+from samovar.report.document import print_json
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
-from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
 from samovar.report.tables import printer, show_facts, show_lines
 from samovar.report.wording import cpu_ranges
@@ -64,7 +61,7 @@ def doctor(
         if save is not None:
             _save(record, save)
     if as_json:
-        typer.echo(_as_json(host, devices, record, findings, links))
+        print_json(_as_plain(host, devices, record, findings, links))
     else:
         _show(host, devices, record, findings)
         _show_links(links)
@@ -99,29 +96,21 @@ def _show_links(links: Sequence[HostLinkFigures]) -> None:
 
 def _save(record: CalibrationRecord, path: Path) -> None:
     try:
-        write_json_atomic(path, record.to_json())
+        write_json_atomic(path, to_plain(record))
     except InputError as error:
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
         raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
 
 
-def _as_json(
+def _as_plain(
     host: HostFigures,
     devices: str,
     record: CalibrationRecord | None,
     findings: list[Finding],
     links: Sequence[HostLinkFigures],
-) -> str:
-    parts: dict[str, object] = {
-        "host": to_plain(host),
-        "devices": devices,
-        "calibration": record.to_json() if record is not None else None,
-        "findings": [dataclasses.asdict(finding) for finding in findings],
-        "advice": dict(advice(host, links)),
-    }
-    if links:
-        parts["links"] = to_plain(list(links))
-    return json.dumps(parts, indent=2)
+) -> dict[str, object]:
+    found = {"host": host, "devices": devices, "calibration": record, "findings": findings}
+    return found | {"advice": dict(advice(host, links))} | ({"links": links} if links else {})
 
 
 def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samovar.core import units
+from samovar.core.plain import to_plain
 from samovar.predict.kept import ErrorBar
 from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost
 from samovar.predict.prediction import COMPUTATION, Question, Verdict
 from samovar.predict.work import DATA, LayerVolume
 from samovar.report.comparison import Prediction
-from samovar.report.plain import to_plain
 from samovar.report.tables import printer, show_facts, show_lines, show_table
 
 _MOST_COLUMNS = 12

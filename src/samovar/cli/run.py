@@ -20,6 +20,7 @@ from samovar.core.device import GPU
 from samovar.core.errors import InputError
 from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL
+from samovar.core.plain import to_plain
 from samovar.core.trace import TraceWindow
 from samovar.core.units import is_count
 from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
@@ -31,7 +32,6 @@ from samovar.membership.kept_memory import KeptMemory
 from samovar.predict.cluster import load_cluster
 from samovar.predict.emulated import emulated
 from samovar.predict.kept import Kept
-from samovar.report.plain import to_plain
 from samovar.report.profile import load_profile
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice

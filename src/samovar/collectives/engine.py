@@ -86,32 +86,6 @@ class Collectives(Protocol):
     def records(self, num_fields: int) -> Records: ...
 
 
-@runtime_checkable
-class WindowCollectives(Collectives, Protocol):
-    """Collectives on windows, not a library's: any plan, any rank as the root."""
-
-    def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        """buffer = sum over ranks on `root`; partial sums on the others. May be run again after an answer of `root`."""
-
-    def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
-
-    def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
-        """Part r of the buffer = sum over ranks, on rank r; all ranks are in the run before any is through with it.
-
-        Part r of N elements is [r N // P, (r + 1) N // P).
-        """
-
-    def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
-        """buffer = part r of each rank r, after a `reduce_scatter` whose buffer nobody writes to in between."""
-
-    def all_gather_parts(self, name: str, buffer: Region) -> PlanRunner:
-        """The same with nothing before it."""
-
-    def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
-        """This rank's part of any plan on `buffer`."""
-
-
 def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
     """Zeroed float32 (num_elements,) on every rank, which the collectives of this object may use."""
     memory: Any = collectives.region(name, 4 * num_elements)
@@ -121,7 +95,7 @@ def float32_region(collectives: Collectives, name: str, num_elements: int) -> Re
 
 
 class PlannedCollectives:
-    """Samovar's own plans on one transport.
+    """Collectives on windows, not a library's: any plan, any rank as the root.
 
     `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank. `host_size`
     are the ranks of a host, where plans care; None: all share one.
@@ -170,19 +144,27 @@ class PlannedCollectives:
         return AllGather(parts[rank], list(parts), self.all_gather_parts(name, region))
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        """buffer = sum over ranks on `root`; partial sums on the others. May be run again after an answer of `root`."""
         return self.planned(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
         return self.planned(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
 
     def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
+        """Part r of the buffer = sum over ranks, on rank r; all ranks are in the run before any is through with it.
+
+        Part r of N elements is [r N // P, (r + 1) N // P).
+        """
         function = REDUCE_SCATTERS.get(self.all_reduce_name(buffer.array.nbytes), ring_reduce_scatter)
         return self.planned(name, function(self.group.rank, self.group.world_size), buffer)
 
     def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        """buffer = part r of each rank r, after a `reduce_scatter` whose buffer nobody writes to in between."""
         return self.planned(name, gather_parts(self.group.rank, self.group.world_size), buffer)
 
     def all_gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        """The same with nothing before it."""
         return self.planned(name, ring_all_gather(self.group.rank, self.group.world_size), buffer)
 
     def records(self, num_fields: int) -> Records:

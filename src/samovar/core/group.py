@@ -1,8 +1,7 @@
 """The ordered set of ranks that train together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +54,6 @@ class JobHosts:
     threads: int = 1
     spare: int = 0
     home: tuple[tuple[str, int], ...] = ()
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "JobHosts":
-        """The job that JSON's values hold. Raises KeyError, TypeError or ValueError if they hold none."""
-        hosts = tuple(Host(str(host["name"]), tuple(map(int, host["ranks"]))) for host in values["hosts"])
-        addresses, home = (
-            tuple((str(address), int(port)) for address, port in values[name]) for name in ("addresses", "home")
-        )
-        return cls(str(values["job"]), hosts, addresses, int(values["threads"]), int(values["spare"]), home)
 
     def of(self, rank: int) -> Host:
         """The host of `rank`."""

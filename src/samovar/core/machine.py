@@ -21,16 +21,14 @@ References: Hockney, The communication challenge for MPP, 1994; Alexandrov et al
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
 
 from samovar.core.errors import InputError
-
-_Record = TypeVar("_Record")
+from samovar.core.plain import from_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,63 +170,15 @@ class CalibrationRecord:
         if "shm" not in self.transports:
             raise ValueError("transports lacks 'shm'")
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: object) -> "CalibrationRecord":
-        """The record that `to_json` gave. Raises ValueError that names the fault."""
-        return _read(cls, values, transports=_transports)
-
     @classmethod
     def load(cls, path: Path) -> "CalibrationRecord":
         """Read a file of `samovar doctor --save`. Raises InputError if it is something else."""
         try:
-            return cls.from_json(json.loads(path.read_bytes()))
+            return from_plain(cls, json.loads(path.read_bytes()))
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; make it with samovar doctor --save") from error
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not a calibration: {error}; make one with samovar doctor --save") from error
-
-
-def _transports(values: object) -> dict[str, TransportFigures]:
-    if not isinstance(values, Mapping):
-        raise ValueError("transports is not an object")
-    return {str(name): _read(TransportFigures, value, bandwidth=_bandwidth) for name, value in values.items()}
-
-
-def _bandwidth(pairs: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
-        raise ValueError("bandwidth is not a list of pairs [bytes, bytes per second]")
-    return tuple((size, float(rate)) for size, rate in pairs)
-
-
-def _is_pair(pair: object) -> bool:
-    return isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) is int and type(pair[1]) in (int, float)
-
-
-def _read(kind: type[_Record], values: object, **readers: Callable[[object], Any]) -> _Record:
-    """The record whose fields are the members of this JSON object; `readers` read all but text and numbers."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{kind.__name__} is not an object")
-    types = get_type_hints(kind)
-    for name in sorted(types.keys() - values.keys()):
-        raise ValueError(f"{kind.__name__} lacks {name!r}")
-    for name in sorted(values.keys() - types.keys()):
-        raise ValueError(f"{kind.__name__} has an unknown {name!r}")
-    members = {}
-    for name, wanted in types.items():
-        members[name] = readers[name](values[name]) if name in readers else _plain(name, wanted, values[name])
-    return kind(**members)
-
-
-def _plain(name: str, kind: type[Any], value: object) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {value!r}, not of type {kind.__name__}")
-    return value
 
 
 def _require_positive(record: object, names: tuple[str, ...]) -> None:

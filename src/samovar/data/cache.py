@@ -40,7 +40,6 @@ class CacheSource(Protocol):
 
     def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
         """Bytes (size,) of each of the n records, and numbers (n, num_columns); InputError for a damaged record."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from samovar.checkpoint.manifest import MANIFEST_NAME
 from samovar.checkpoint.reading import read_manifest, verify
 from samovar.core.errors import InputError
-from samovar.report.plain import to_plain
+from samovar.core.plain import to_plain
 from samovar.report.result import RunResult, WorkerFigures, read_result
 from samovar.report.run_folder import RunFolder, read_config, strategy_settings
 from samovar.report.tables import printer, show_facts, show_lines, show_table

@@ -6,12 +6,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Host, JobHosts
+from samovar.core.plain import from_plain, to_plain
 from samovar.launch.agent_store import ask_place, tell_place
 from samovar.transports.keys import copy_in_memory, key_path, make_key, make_key_in_memory, read_key
 from samovar.transports.links import HostLink, link_to, next_link
@@ -67,10 +69,6 @@ class HostHello:
     address: str = ""
     ports: tuple[int, ...] = ()
 
-    def of_ranks(self, first: int) -> Host:
-        """This host, with ranks from `first` on."""
-        return Host(self.name, tuple(range(first, first + self.workers)))
-
 
 @dataclass(slots=True)
 class Met:
@@ -123,12 +121,14 @@ class _Host0:
         address = links[order[1]].own_address
         listening = _listening(address, self._own.workers, closing)
         own = replace(self._own, address=address, ports=_ports(listening))
-        plan = _plan([own, *(hellos[number] for number in order[1:])])
+        all_hosts = [own, *(hellos[number] for number in order[1:])]
+        job, oversubscribed = _job(all_hosts), any(hello.oversubscribed for hello in all_hosts)
         secret = None if place.key_file else key_path(key).read_text()
         for number, link in enumerate((links[each] for each in order[1:]), 1):
-            link.send({"is": "plan", "number": number, "key": secret, **plan}, Deadline.after(self._timeout_s))
+            plan = {"is": "plan", "number": number, "key": secret, "hosts": to_plain(job), "crowded": oversubscribed}
+            link.send(plan, Deadline.after(self._timeout_s))
         numbered = {number: links[each] for number, each in enumerate(order[1:], 1)}
-        return _of_plan(plan, 0, numbered, listening, key, place, closing)
+        return Met(0, job, oversubscribed, numbered, listening, key, place.key_file is not None, closing)
 
     def _gathered(self, key: Any, closing: ExitStack) -> tuple[dict[int, HostHello], dict[int, HostLink]]:
         place, deadline = self._place, Deadline.after(self._timeout_s)
@@ -238,7 +238,8 @@ class _OtherHost:
         else:
             descriptor = make_key_in_memory(plan["key"].encode())
         closing.callback(os.close, descriptor)
-        return _of_plan(plan, plan["number"], {0: link}, listening, descriptor, place, closing)
+        found = (plan["number"], from_plain(JobHosts, plan["hosts"]), plan["crowded"], {0: link})
+        return Met(*found, listening, descriptor, place.key_file is not None, closing)
 
     def _answer(self, link: HostLink, who: str) -> Mapping[str, Any]:
         try:
@@ -259,10 +260,8 @@ def _refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:
 
 
 def _hello_of(message: Mapping[str, Any]) -> HostHello:
-    """Raises LookupError, TypeError or ValueError if it is none."""
-    values = {name: value for name, value in message.items() if name != "is"}
-    counts = {name: int(values[name]) for name in ("number", "workers", "threads", "spare")}
-    return HostHello(**(values | counts | {"ports": tuple(values["ports"]), "settings": dict(values["settings"])}))
+    """Raises ValueError if it is none."""
+    return from_plain(HostHello, {name: value for name, value in message.items() if name != "is"})
 
 
 def _strange(own: HostHello, message: Mapping[str, Any]) -> str | None:
@@ -278,7 +277,7 @@ def _strange(own: HostHello, message: Mapping[str, Any]) -> str | None:
             return f"{who} has {package} {there}, and host 0 {here}; install the same version on all hosts"
     try:
         _hello_of(message)
-    except (LookupError, TypeError, ValueError):
+    except ValueError:
         return unknown
     return None
 
@@ -312,34 +311,16 @@ def _ports(listening: Sequence[socket.socket]) -> tuple[int, ...]:
     return tuple(address_of(each)[1] for each in listening)
 
 
-def _plan(hellos: Sequence[HostHello]) -> dict[str, Any]:
+def _job(hellos: Sequence[HostHello]) -> JobHosts:
     names = [hello.name for hello in hellos]
     if len(set(names)) < len(names):  # containers of one image, for example
         names = [f"{name}#{number}" for number, name in enumerate(names)]
-    hosts, first = [], 0
-    for name, hello in zip(names, hellos, strict=True):
-        ranks = list(range(first, first + hello.workers))
-        first += hello.workers
-        hosts.append({"name": name, "ranks": ranks, "address": hello.address, "ports": hello.ports})
-    return {
-        "job": secrets.token_hex(16),
-        "hosts": hosts,
-        "threads": min(hello.threads for hello in hellos),
-        "spare": min(hello.spare for hello in hellos),
-        "oversubscribed": any(hello.oversubscribed for hello in hellos),
-    }
-
-
-def _of_plan(
-    plan: Mapping[str, Any],
-    number: int,
-    links: dict[int, HostLink],
-    listening: list[socket.socket],
-    key: int,
-    place: HostPlace,
-    closing: ExitStack,
-) -> Met:
-    hosts = tuple(Host(host["name"], tuple(host["ranks"])) for host in plan["hosts"])
-    addresses = tuple((host["address"], port) for host in plan["hosts"] for port in host["ports"])
-    job = JobHosts(plan["job"], hosts, addresses, plan["threads"], plan["spare"])
-    return Met(number, job, plan["oversubscribed"], links, listening, key, place.key_file is not None, closing)
+    stops = accumulate(hello.workers for hello in hellos)
+    ranks = [range(stop - hello.workers, stop) for stop, hello in zip(stops, hellos, strict=True)]
+    return JobHosts(
+        secrets.token_hex(16),
+        tuple(Host(name, tuple(own)) for name, own in zip(names, ranks, strict=True)),
+        tuple((hello.address, port) for hello in hellos for port in hello.ports),
+        min(hello.threads for hello in hellos),
+        min(hello.spare for hello in hellos),
+    )

@@ -95,11 +95,9 @@ class Keeper(Protocol):
 
     def is_filled(self) -> bool:
         """Whether ranks can continue without one that failed; at a center if it has its first weights."""
-        ...
 
     def ended(self, end: "ScriptEnd") -> None:
         """A rank has ended, and is not started again."""
-        ...
 
 
 class ScriptLaunch(EndPolicy):

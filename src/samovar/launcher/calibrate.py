@@ -13,7 +13,7 @@ from typing import Any
 from samovar.core.errors import RankFailed
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.processes import Launch, RankEnd
-from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
+from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, DoctorArguments
 from samovar.launcher.job import EndedBySignal
 from samovar.launcher.passing import passing_folder
 from samovar.report.host import HostFigures
@@ -50,7 +50,7 @@ def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
 
         def command(rank: int, pipe: int) -> list[str]:
             shown = ",".join(map(str, cpus))
-            arguments = Arguments(rank, all_ranks, sleeping, spinning, pipe, os.getpid(), copy_bytes, shown)
+            arguments = DoctorArguments(rank, all_ranks, sleeping, spinning, pipe, os.getpid(), copy_bytes, shown)
             return arguments.to_command(sys.executable)
 
         board = RunBoard(all_ranks, world_size)

@@ -3,14 +3,13 @@
 Every figure is the best of a few short blocks. It shows the machine, not the load of the moment.
 """
 
-import argparse
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -22,11 +21,10 @@ from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
 from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.launch.rank_arguments import end_with_parent
+from samovar.launch.rank_arguments import Arguments, end_with_parent
 from samovar.transports.base import Notification, Region
 from samovar.transports.shm import ShmTransport
 
-MODULE = "samovar.launcher.doctor_rank"
 MESSAGE_SIZES = tuple(1 << bits for bits in range(12, 27, 2))  # 4 KiB to 64 MiB
 LARGEST_MESSAGE_BYTES = MESSAGE_SIZES[-1]
 
@@ -42,9 +40,10 @@ _NUM_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class DoctorArguments(Arguments):
     """Numbers of inherited descriptors; `cpus` are the cores of rank 0, rank 1, ..., separated by commas."""
 
+    module = "samovar.launcher.doctor_rank"
     rank: int
     segment: int
     sleeping: int
@@ -53,16 +52,6 @@ class Arguments:
     parent: int
     copy_bytes: int
     cpus: str
-
-    def to_command(self, executable: str) -> list[str]:
-        return [executable, "-P", "-m", MODULE, *(f"--{name}={value}" for name, value in asdict(self).items())]
-
-    @classmethod
-    def parse(cls, arguments: list[str]) -> "Arguments":
-        parser = argparse.ArgumentParser(prog=MODULE, description="Started by samovar doctor.")
-        for field in fields(cls):
-            parser.add_argument(f"--{field.name}", type=field.type, required=True)
-        return cls(**vars(parser.parse_args(arguments)))
 
 
 def round_trip(rank: int, world_size: int) -> Plan:
@@ -161,7 +150,7 @@ def best_s(action: Callable[[], None], num_runs: int) -> float:
     return best
 
 
-def run(given: Arguments) -> dict[str, object]:
+def run(given: DoctorArguments) -> dict[str, object]:
     """This rank's figures: the pair's (rank 0), copying alone (rank 0) and together (every rank)."""
     cpus = [int(text) for text in given.cpus.split(",")]
     os.sched_setaffinity(0, {cpus[given.rank]})
@@ -197,7 +186,7 @@ def _barrier(transport: ShmTransport) -> Callable[[], None]:
 
 def main(arguments: list[str]) -> int:
     """Measure this rank's part and write it to the pipe."""
-    given = Arguments.parse(arguments)
+    given = DoctorArguments.parse(arguments)
     end_with_parent(given.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(given.pipe, "w") as pipe:

@@ -14,6 +14,7 @@ from typing import Any
 import samovar
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
@@ -23,7 +24,6 @@ from samovar.launcher.other_hosts import Host0, OtherHost
 from samovar.launcher.passing import passing_folder
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.console import Console
-from samovar.report.plain import to_plain
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder

@@ -7,8 +7,8 @@ from typing import Any
 from samovar.config import RunConfig
 from samovar.core.device import CPU
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
+from samovar.core.plain import from_plain, to_plain
 from samovar.predict.kept import Ran, Subject, foreseen
-from samovar.report.plain import from_plain, to_plain
 from samovar.report.result import RunResult
 from samovar.strategies.traits import AUTO
 

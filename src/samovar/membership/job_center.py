@@ -22,8 +22,8 @@ from samovar.box.mapped import create_center
 from samovar.collectives.engine import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.membership.kept_center import KeptCenter
 from samovar.membership.ranks import JobRanks
+from samovar.membership.session import KeptCenter
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen

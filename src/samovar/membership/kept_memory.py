@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from samovar.box.board import Board, create_board
@@ -37,9 +36,7 @@ class KeptMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         for descriptor in self.files:
             os.close(descriptor)
 
@@ -71,7 +68,7 @@ class ServedMemory(KeptMemory):
         board, center = self.files
         self._rows.claim_token(new_token())
         with ExitStack() as closing:
-            closing.callback(super().__exit__, None, None, None)
+            closing.callback(super().__exit__)
             sockets = [closing.enter_context(listen(address)) for _ in range(2)]
             self.places: tuple[Address, ...] = tuple(map(address_of, sockets))
             closing.enter_context(served(sockets[0], key, os.dup(center), os.dup(board), timeout_s))

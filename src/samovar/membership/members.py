@@ -18,27 +18,22 @@ class Members(Protocol):
     @property
     def num_living(self) -> int:
         """The number of members that share the center now."""
-        ...
 
     @property
     def leads(self) -> bool:
         """Whether this launch has the master: it tests and saves during the run, for all."""
-        ...
 
     def run_steps(self) -> int:
         """The steps of the run as a whole, by the stop rule."""
-        ...
 
     def post(self, progress: MemberProgress) -> None:
         """Show this worker's progress to the others."""
-        ...
 
     def wait_for_others(self, deadline: Deadline) -> str:
         """Wait for members of other launches that end with this one, until the deadline at most.
 
         Returns the members that were still missing, as text; "" if none was.
         """
-        ...
 
 
 class LaunchMembers:

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.plain import from_plain, to_plain
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.shm import create_segment
 from samovar.transports.unix_sockets import LocalMessage, listen, receive, send, user_process
@@ -193,7 +194,7 @@ class QuorumDoor(ABC):
             message = receive(connection.link, Deadline.after(_MESSAGE_S))
             content = message.content
             if content["kind"] == "state":
-                content["state"] = self._shelved(message).to_json()
+                content["state"] = to_plain(self._shelved(message))
             elif content["kind"] == "hello":
                 connection.hello = {**content, "joins": True}
             self._heard(connection.number, content)
@@ -216,7 +217,7 @@ class QuorumDoor(ABC):
         if number not in self._connections:  # it is gone, or its host
             return
         if "state" in content:
-            place = StatePlace.from_json(content["state"])
+            place = from_plain(StatePlace, content["state"])
             if place.token != self._state[0]:
                 self._bring(place, number, content)
                 return

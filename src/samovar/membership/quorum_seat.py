@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.core.plain import from_plain
 from samovar.membership.quorum_door import address_of
-from samovar.membership.quorum_messages import Admission, Decision, Division, Go, Hello, Last
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last
 from samovar.membership.rounds import Given
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
@@ -132,7 +133,7 @@ class QuorumSeat:
             given = {} if state is None else self._unpacked(state, message.descriptors[0])
         finally:
             message.close()
-        return Admission(**(content | {"division": Division(**content["division"])})), given
+        return from_plain(Admission, content), given
 
     def give(self, state: Given) -> None:
         content, descriptor = self._packed(state)
@@ -149,16 +150,11 @@ class QuorumSeat:
     def go(self) -> Go:
         message = self._answer("Go")
         self._keep_segment(message.descriptors[0])
-        content = message.content
-        addresses = tuple(place and (place[0], place[1]) for place in content.pop("addresses"))
-        texts = {name: tuple(content[name]) for name in ("marks", "names", "gone", "hosts")}
-        return Go(**(content | texts), addresses=addresses)
+        return from_plain(Go, message.content)
 
     def vote(self, is_done: bool) -> Decision:
         self._tell("vote", {"is_done": is_done, "address": self._listens_at()})
-        content = self._answer("Decision").content
-        division = content.pop("division")
-        return Decision(**content, division=None if division is None else Division(**division))
+        return from_plain(Decision, self._answer("Decision").content)
 
     def take_listening(self) -> socket.socket:
         """The socket at which this worker listens for those of the last Go. It is the caller's."""

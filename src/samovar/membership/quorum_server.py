@@ -9,6 +9,7 @@ from typing import Any
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.core.plain import from_plain, to_plain
 from samovar.membership.quorum import Quorum, QuorumSize
 from samovar.membership.quorum_door import OTHER_LANGUAGE, QuorumDoor
 from samovar.membership.quorum_messages import Admission, Hello, Last, Refused, Reply
@@ -100,9 +101,10 @@ class QuorumServer(QuorumDoor):
                 why = "it is on several hosts; join it with --master-addr, --master-port and --key-file, too"
                 self._send(number, Refused(why, is_input=True))
             case "hello":
-                self._quorum.came(number, _hello(content, host), now_s)
+                content.pop("listens", None)
+                self._quorum.came(number, from_plain(Hello, content | {"host": host}), now_s)
             case "state":
-                self._place = StatePlace.from_json(content["state"])
+                self._place = from_plain(StatePlace, content["state"])
                 self._quorum.gave(number, now_s)
             case "ready":
                 steps, last = int(content["num_steps"]), Last(content["last"])
@@ -121,7 +123,7 @@ class QuorumServer(QuorumDoor):
     def _send(self, number: int, reply: Reply) -> None:
         content: dict[str, Any] = {"kind": type(reply).__name__, **dataclasses.asdict(reply)}
         if isinstance(reply, Admission) and not reply.is_founder and self._place is not None:
-            content["state"] = self._place.to_json()
+            content["state"] = to_plain(self._place)
         if number in self._far_workers:
             far, its_number = self._far_workers[number]
             far.send({"is": "reply", "worker": its_number, "content": content})
@@ -183,18 +185,6 @@ class QuorumServer(QuorumDoor):
             del self._far_workers[number]
         for number in far.numbers.values():
             self._gone(number)
-
-
-def _hello(content: dict[str, Any], host: str) -> Hello:
-    return Hello(
-        place=int(content["place"]),
-        mark=str(content["mark"]),
-        job=str(content["job"]),
-        timeout_s=float(content["timeout_s"]),
-        cores=tuple(map(int, content["cores"])),
-        joins=bool(content["joins"]),
-        host=host,
-    )
 
 
 def _address(content: dict[str, Any]) -> Address | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from samovar.box.board import Member
+from samovar.box.board import Member, Rows
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline, polled
 from samovar.transports.base import Region, Transport
@@ -23,32 +23,25 @@ class Ranks(Protocol):
     @property
     def own(self) -> Member | None:
         """The member that this rank is, or that its earlier life was."""
-        ...
 
     def begins_again(self) -> bool:
         """Note that rank 0 is about to make the center. Returns whether an earlier life noted it already."""
-        ...
 
     def await_first(self, deadline: Deadline) -> bool:
         """Wait until rank 0 has made the center, or is gone. Returns False if the deadline passed first."""
-        ...
 
     @property
     def is_first_there(self) -> bool:
         """Whether rank 0 has made the center; asked after `await_first`."""
-        ...
 
     def take(self, member: Member, first_step: int) -> None:
         """Note that this rank is this member now, and trains from `first_step`."""
-        ...
 
     def is_gone(self, rank: int, /) -> bool:
         """Whether the rank is known to be gone for good."""
-        ...
 
     def first_left(self) -> int:
         """The first rank that is not gone, which acts for all; this one if all are gone."""
-        ...
 
 
 class LaunchRanks:
@@ -157,3 +150,23 @@ class JobRanks:
     def all(self) -> list[Member]:
         """The members by rank, once all have their seats."""
         return list(self._members)
+
+
+class KeptRanks(JobRanks):
+    """The ranks of a job with `samovar run --keep-going`: each has the board's row of its number, over all its lives.
+
+    At the start all wait for all. A rank that is started again is not awaited, and does not wait for others.
+    """
+
+    def __init__(self, collectives: Collectives, deadline: Callable[[], Deadline], life: int) -> None:
+        super().__init__(collectives, deadline)
+        self.board: Rows | None = None
+        self._life = life
+
+    def show(self, *row: float) -> npt.NDArray[np.float64]:
+        return np.zeros((self.world_size, self._NUM_FIELDS)) if self._life else super().show(*row)
+
+    def all(self) -> list[Member]:
+        """The members that the ranks are now."""
+        board = self.board
+        return [] if board is None else [board.row(rank).member for rank in range(self.world_size)]

@@ -29,23 +29,19 @@ class CenterPlace(Protocol[Ranks_contra]):
 
     def __str__(self) -> str:
         """Its name, to be read in the middle of a sentence."""
-        ...
 
     @property
     def way_out(self) -> str:
         """The advice for a user if the center never gets its first weights."""
-        ...
 
     def seat(self, ranks: Ranks_contra, shape: BufferShape, deadline: Deadline, /, *, joins: bool) -> BoxSeat:
         """Take this rank's seat. Rank 0 makes the center first, unless it `joins` one, or an earlier life made it.
 
         Raises InputError if the center cannot be used, RankFailed if the rank that makes it is gone for good.
         """
-        ...
 
     def drop(self) -> None:
         """Delete a center that will never be filled: others would wait for it."""
-        ...
 
 
 class LaunchCenter:
@@ -76,6 +72,25 @@ class LaunchCenter:
 
     def drop(self) -> None:
         """It goes with the launcher."""
+
+
+class KeptCenter(LaunchCenter):
+    """The center that `samovar run --keep-going` keeps. `life` counts how often this rank was started again."""
+
+    def __init__(self, board: int, center: int, life: int) -> None:
+        super().__init__(board, center)
+        self.life = life
+        self._is_taken = False
+
+    def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """Raises InputError if this process has had the center before."""
+        if self._is_taken:
+            raise InputError(
+                "replicate: samovar run --keep-going keeps one center, and this process has it already; make one "
+                "replica at a center, or start without --keep-going"
+            )
+        self._is_taken = True
+        return super().seat(ranks, shape, deadline, joins=joins)
 
 
 class ServedCenter(LaunchCenter):

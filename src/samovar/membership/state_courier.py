@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from socket import socket
 from typing import Any
 
@@ -32,15 +32,6 @@ class StatePlace:
     @classmethod
     def new(cls, numbers: Mapping[str, Any], address: Address | None) -> "StatePlace":
         return cls(secrets.token_hex(16), numbers, address)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "StatePlace":
-        """Raises KeyError, TypeError or ValueError if the values are none."""
-        address = values["address"]
-        return cls(values["token"], values["numbers"], None if address is None else (str(address[0]), int(address[1])))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Courier:

@@ -17,9 +17,9 @@ from typing import Any
 from samovar.core.device import FP32
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.plain import from_plain, to_plain
 from samovar.core.requirements import is_installed
 from samovar.launch.wishes import state_folder
-from samovar.report.plain import from_plain, to_plain
 from samovar.report.profile import Profile, load_profile
 from samovar.report.result import Foreseen
 from samovar.report.run_folder import write_json_atomic
@@ -92,11 +92,11 @@ class Kept:
 
     def keep_machine(self, record: CalibrationRecord) -> None:
         """The figures of `samovar doctor`."""
-        self._write("machine.json", record.to_json())
+        self._write("machine.json", to_plain(record))
 
     def machine(self) -> CalibrationRecord | None:
         with suppress(ValueError):
-            return CalibrationRecord.from_json(self._read("machine.json"))
+            return from_plain(CalibrationRecord, self._read("machine.json"))
         return None
 
     def keep_profile(self, subject: Subject, profile: Profile, *, is_whole: bool = False) -> None:

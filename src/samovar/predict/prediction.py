@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from samovar.core.errors import InputError
+from samovar.core.plain import from_plain, to_plain
 from samovar.predict.cluster import Cluster
 from samovar.predict.cores import on_all_cores
 from samovar.predict.kept import ErrorBar, Kept
@@ -14,7 +15,6 @@ from samovar.predict.plans import Plans, plans_for
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
 from samovar.report.comparison import Prediction
-from samovar.report.plain import from_plain, to_plain
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.base import Strategy
 from samovar.strategies.bucketing import ExchangeModel, least_exposed

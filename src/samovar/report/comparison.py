@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from samovar.core import units
 from samovar.core.errors import InputError
+from samovar.core.plain import from_plain
 from samovar.report.history import ENDED, FAILED, KILLED, History
-from samovar.report.plain import from_plain
 from samovar.report.wording import counted, number
 
 _SAME_ACCURACY: Final = 0.003

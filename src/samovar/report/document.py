@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from samovar.core.plain import json_document
 from samovar.report.console import Console
-from samovar.report.plain import json_document
 from samovar.report.records import Record
 
 

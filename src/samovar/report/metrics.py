@@ -9,11 +9,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from samovar.core.errors import InputError
-from samovar.report.plain import as_number, json_line
+from samovar.core.plain import as_number, json_line
 from samovar.report.run_folder import write_atomic
 from samovar.report.sinks.base import Sink
 
@@ -55,9 +54,7 @@ class MetricsWriter(Sink):
     def __enter__(self) -> "MetricsWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _write_all(self, line: bytes) -> None:

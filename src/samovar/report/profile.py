@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samovar.core.errors import InputError
-from samovar.report.plain import from_plain, to_plain
+from samovar.core.plain import from_plain, to_plain
 from samovar.report.records import READING, Timed
 from samovar.report.run_folder import write_json_atomic
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, get_args
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
-from samovar.report.plain import from_plain, json_line, to_plain
+from samovar.core.plain import from_plain, json_line, to_plain
 from samovar.report.result import RunResult
 
 

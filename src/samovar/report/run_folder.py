@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
-from samovar.report.plain import to_plain
+from samovar.core.plain import to_plain
 
 DEFAULT_PARENT = Path("runs")
 _MAX_NAME_LENGTH = 60
@@ -136,8 +136,8 @@ def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
     write_atomic(path, text.encode())
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """The same for bytes."""
+def write_atomic(path: Path, content: bytes, advice: str = "make room there or give another folder with --out") -> None:
+    """The same for bytes; `advice` ends the error."""
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -147,10 +147,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"{path} cannot be written: {error.strerror} ({len(content):,} bytes); "
-            "make room there or give another folder with --out"
-        ) from error
+        raise InputError(f"{path} cannot be written: {error.strerror} ({len(content):,} bytes); {advice}") from error
 
 
 def _safe(name: str) -> str:

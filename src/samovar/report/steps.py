@@ -26,24 +26,12 @@ class StepTimes:
     arrived_s: float = 0.0
 
     def by_kind(self) -> dict[str, float]:
-        return {
-            "data": self.data_s,
-            "forward": self.forward_s,
-            "backward": self.backward_s,
-            "exchange": self.exchange_s,
-            "update": self.update_s,
-        }
+        return {kind: getattr(self, f"{kind}_s") for kind in KINDS}
 
     def plus(self, later: "StepTimes") -> "StepTimes":
         """The seconds of this step and a later one, which arrived last."""
-        return StepTimes(
-            self.data_s + later.data_s,
-            self.forward_s + later.forward_s,
-            self.backward_s + later.backward_s,
-            self.exchange_s + later.exchange_s,
-            self.update_s + later.update_s,
-            later.arrived_s,
-        )
+        sums = {f"{kind}_s": seconds + getattr(later, f"{kind}_s") for kind, seconds in self.by_kind().items()}
+        return StepTimes(**sums, arrived_s=later.arrived_s)
 
 
 class Laps:

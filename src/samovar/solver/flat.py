@@ -1,4 +1,4 @@
-"""The interface of a solver, and a solver on flat buffers.
+"""A solver on flat buffers.
 
 Each rule is one native pass over a bucket, or a few operations on it on a device (`samovar.solver.near`).
 """
@@ -6,7 +6,7 @@ Each rule is one native pass over a bucket, or a few operations on it on a devic
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,39 +29,6 @@ class Multipliers:
     decay: float = 1.0
 
 
-class Solver(Protocol):
-    """Updates flat weights from flat gradients, bucket by bucket.
-
-    `histories` are arrays such as momentum, in the order of Caffe's solverstate: the first of all parameters, then the
-    second.
-    """
-
-    @property
-    def config(self) -> SolverConfig: ...
-    @property
-    def histories(self) -> Sequence[FlatBuffer]: ...
-
-    def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
-        """One step on the bucket's parameters, with gradient_scale * (their gradients).
-
-        Call it once a step for every bucket of the layout, in any order. With clipping, weights change only with the
-        last one: see `FlatSolver`.
-        """
-        ...
-
-    def state_dict(self) -> State:
-        """Every history of every parameter, by `history_key`, the type, and where the histories begin if not at 0."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Load a state of `state_dict`. Raise InputError for another net or another type of solver."""
-        ...
-
-    def begin_again(self) -> None:
-        """Set the histories to zero. The next step then counts as the first one."""
-        ...
-
-
 def history_key(name: str, index: int) -> str:
     """The key of history `index` (from 0) of parameter `name` ("conv1/0") in a solver's state."""
     return name if index == 0 else f"{name}#{index + 1}"
@@ -71,8 +38,8 @@ _TYPE, _BEGUN_AT = "type", "begun_at"
 _WITH_THE_NEXT = -1  # step
 
 
-class FlatSolver:
-    """The rule of `config.type` (see `samovar.solver.flat`) with Caffe's order of operations.
+class Solver:
+    """The rule of `config.type` with Caffe's order of operations: updates flat weights from flat gradients, by buckets.
 
     It finds the learning rate, clips the gradients, divides them by `iter_size` (in the caller's `gradient_scale`),
     regularizes, and applies the rule.
@@ -89,6 +56,9 @@ class FlatSolver:
     Memory: one or two arrays of N floats, in addition to weights and gradients. Cost: one read and write of weights
     and of each history, one read of gradients (two with clipping). On a device some four times as much, at the speed
     of its memory, and N to 2N floats more where parameters have multipliers of their own.
+
+    `multipliers` are by parameter name; 1 is the default of both. `histories` are `num_histories(config)` zeroed
+    arrays, in the order of Caffe's solverstate; by default it allocates them.
     """
 
     def __init__(
@@ -113,6 +83,10 @@ class FlatSolver:
         self._begun_at: int | None = None  # the first step that the histories hold
 
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
+        """One step on the bucket's parameters, with gradient_scale * (their gradients).
+
+        Call it once a step for every bucket of the layout, in any order.
+        """
         if self.config.clip_gradients is None:
             self._apply(step, bucket, gradient_scale)
             return
@@ -124,12 +98,14 @@ class FlatSolver:
                 self._apply(step, waiting.bucket, waiting.gradient_scale * factor)
 
     def state_dict(self) -> State:
+        """Every history of every parameter, by `history_key`, the type, and where the histories begin if not at 0."""
         state: State = {_TYPE: self.config.type, **({_BEGUN_AT: self._begun_at} if self._begun_at else {})}
         for index, history in enumerate(self.histories):
             state |= {history_key(name, index): array for name, array in history.logical_arrays().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Load a state of `state_dict`. Raises InputError for another net or another type of solver."""
         arrays = {key: value for key, value in state.items() if key not in (_TYPE, _BEGUN_AT)}
         names = [entry.spec.name for entry in self._weights.layout.entries]
         self._check_type(state, len(arrays) / max(1, len(names)))
@@ -143,6 +119,7 @@ class FlatSolver:
         self._begun_at = int(state.get(_BEGUN_AT, 0))
 
     def begin_again(self) -> None:
+        """Set the histories to zero. The next step then counts as the first one."""
         self._begun_at = _WITH_THE_NEXT
         for history in self.histories:
             history.tensor_N.zero_()
@@ -262,21 +239,6 @@ RULES = {
         _native.adam_step, near.adam_step, ("means", "squares"), ("momentum", "momentum2", "delta"), _bias_correction
     ),
 }
-
-
-def build_solver(
-    config: SolverConfig,
-    weights: FlatBuffer,
-    gradients: FlatBuffer,
-    multipliers: Mapping[str, Multipliers],
-    histories: Sequence[FlatBuffer] = (),
-) -> Solver:
-    """The solver of `config.type` on these buffers, its histories zero.
-
-    `multipliers` are by parameter name; 1 is the default of both. `histories` are `num_histories(config)` zeroed
-    arrays; by default it allocates them.
-    """
-    return FlatSolver(config, weights, gradients, multipliers, histories)
 
 
 def num_histories(config: SolverConfig) -> int:

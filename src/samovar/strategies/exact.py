@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.collectives.engine import WindowCollectives
+from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
@@ -77,7 +77,7 @@ class ExactSync(Strategy):
 
     def __init__(
         self,
-        collectives: WindowCollectives,
+        collectives: PlannedCollectives,
         buckets: Sequence[Bucket],
         sums: Region,
         ranges: Sequence[Node],

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from samovar.collectives.engine import WindowCollectives
+from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
@@ -44,7 +44,7 @@ class OwnedSync(Strategy):
 
     def __init__(
         self,
-        collectives: WindowCollectives,
+        collectives: PlannedCollectives,
         buckets: Sequence[Bucket],
         buffers: Buffers,
         owners: Sequence[int],
@@ -112,7 +112,7 @@ def spread_owners(buckets: Sequence[Bucket], world_size: int) -> list[int]:
     return owners
 
 
-def _share(collectives: WindowCollectives, bucket: Bucket, buffers: Buffers, owner: int) -> _Share:
+def _share(collectives: PlannedCollectives, bucket: Bucket, buffers: Buffers, owner: int) -> _Share:
     name, (start, stop) = f"bucket {bucket.index}", (bucket.start, bucket.stop)
     return _Share(
         bucket,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from samovar.collectives.engine import WindowCollectives
+from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -39,7 +39,7 @@ class SyncInParts(Strategy):
 
     def __init__(
         self,
-        collectives: WindowCollectives,
+        collectives: PlannedCollectives,
         buckets: Sequence[Bucket],
         buffers: Buffers,
         deadline: Callable[[], Deadline],
@@ -70,7 +70,7 @@ def own_part(bucket: Bucket, group: Group) -> Bucket:
     return replace(bucket, entries=entries, start=start, stop=stop)
 
 
-def _part(collectives: WindowCollectives, bucket: Bucket, buffers: Buffers) -> _Part:
+def _part(collectives: PlannedCollectives, bucket: Bucket, buffers: Buffers) -> _Part:
     name, (start, stop) = f"bucket {bucket.index}", (bucket.start, bucket.stop)
     return _Part(
         own_part(bucket, collectives.group),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from samovar.collectives.encoded import Codec, EncodedRunner, Floats
-from samovar.collectives.engine import Collectives, WindowCollectives
+from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
@@ -212,7 +212,7 @@ def _divided(place: Place) -> Strategy:
     """A rank makes some of the updates, and sends weights."""
     chosen, collectives = place.chosen, place.collectives
     flag, other = ("--owner parts", "--owner all") if chosen.updates_parts else ("--overlap full", "--overlap backward")
-    if not isinstance(collectives, WindowCollectives):
+    if not isinstance(collectives, PlannedCollectives):
         raise InputError(
             f"{flag}: needs windows that every rank can write to, and gloo has none; choose transport tcp, or {other}"
         )

@@ -200,7 +200,6 @@ class Declared(Protocol):
     @classmethod
     def check(cls, chosen: Any, /) -> None:
         """Raises InputError if settings do not go together."""
-        ...
 
 
 # Every strategy that was declared, ours first, by name; a user's own is added when its file is imported.

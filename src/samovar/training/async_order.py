@@ -2,7 +2,6 @@
 
 import contextlib
 from functools import partial
-from typing import Protocol
 
 from samovar.box.base import Center, SeatCenter
 from samovar.core.clock import Deadline
@@ -13,43 +12,25 @@ from samovar.training.order_log import LogHead, OrderWriter, read_order
 from samovar.training.ordered_centers import ChunkCenter, RecordingCenter, ReplayedCenter, Turns
 
 
-class Order(Protocol):
-    """The order of a worker's reads and updates at its center."""
+class Order:
+    """The order of a worker's reads and updates at its center: here they take place as they come."""
 
     def seen(self, center: SeatCenter) -> Center:
         """The center for the worker to use; called once, on every rank."""
-        ...
-
-    def next_rate_step(self, live: int | None, /) -> int | None:
-        """The step whose rate the next update takes; `live` is the run's step, None if the run is over."""
-        ...
-
-    def step(self, rate_step: int, /) -> None:
-        """Note that a step begins, with the rate of `rate_step`."""
-        ...
-
-    def end(self) -> None:
-        """Note that the worker's last update is in the center."""
-        ...
-
-
-class LiveOrder:
-    """Reads and updates take place as they come."""
-
-    def seen(self, center: SeatCenter) -> Center:
         return center
 
     def next_rate_step(self, live: int | None) -> int | None:
+        """The step whose rate the next update takes; `live` is the run's step, None if the run is over."""
         return live
 
     def step(self, rate_step: int) -> None:
-        """Record nothing."""
+        """Note that a step begins, with the rate of `rate_step`."""
 
     def end(self) -> None:
-        """Record nothing."""
+        """Note that the worker's last update is in the center."""
 
 
-class RecordedOrder(LiveOrder):
+class RecordedOrder(Order):
     """Reads and updates take place as they come, and go into a record in the run folder; `stack` closes the file."""
 
     def __init__(self, context: RankContext, stack: contextlib.ExitStack) -> None:
@@ -77,7 +58,7 @@ class RecordedOrder(LiveOrder):
             self._log.close()
 
 
-class ReplayedOrder(LiveOrder):
+class ReplayedOrder(Order):
     """Reads and updates follow the order of the run that --replay names."""
 
     def __init__(self, context: RankContext) -> None:
@@ -109,4 +90,4 @@ def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:
     """The order for this configuration. Raises InputError if a record cannot be used."""
     if context.config.replay is not None:
         return ReplayedOrder(context)
-    return RecordedOrder(context, stack) if context.config.record else LiveOrder()
+    return RecordedOrder(context, stack) if context.config.record else Order()

@@ -28,7 +28,7 @@ from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model
 from samovar.report.steps import Laps
-from samovar.solver.flat import Multipliers, Solver, build_solver
+from samovar.solver.flat import Multipliers, Solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
@@ -222,7 +222,7 @@ def _solver(
     layout = model.weights.layout
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
     histories = [FlatBuffer(layout, history.array) for history in memory.histories]
-    solver = build_solver(settings, model.weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    solver = Solver(settings, model.weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
     _load_start(start, model, solver, config)
     return sharing, solver, notices
 

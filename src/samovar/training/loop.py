@@ -172,23 +172,18 @@ class Pace(Protocol):
     @property
     def steps_done(self) -> int:
         """The steps that this rank has done."""
-        ...
 
     def begin(self) -> None:
         """Wait until this rank may step."""
-        ...
 
     def next_rate_step(self) -> int | None:
         """The step whose learning rate the next update takes; None if the run is over for this rank."""
-        ...
 
     def stepped(self, made: StepMade) -> None:
         """Show the step to the others, and do the duties that are due."""
-        ...
 
     def end(self) -> Outcome | None:
         """The result of the run, on the ranks that report it."""
-        ...
 
 
 class Training:

@@ -10,7 +10,6 @@ import json
 import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -72,9 +71,7 @@ class OrderWriter:
     def __enter__(self) -> "OrderWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _versions(self, letter: bytes, versions: Versions) -> None:

@@ -26,7 +26,7 @@ from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.strategies.center_steps import CenterSeat
-from samovar.training.async_order import LiveOrder, Order
+from samovar.training.async_order import Order
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region
@@ -70,7 +70,7 @@ class RunCenter:
         )
         stack.callback(self._leave)
         seat = self._session.seat
-        self._center: Center = (order or LiveOrder()).seen(seat.center)
+        self._center: Center = (order or Order()).seen(seat.center)
         self._members = self._all_members()
         own_host = config.host_of(transport.group.rank).ranks
         self.table = ProgressTable(context.lasting, self._members, context.is_gone, self._session.start_step, own_host)

@@ -80,20 +80,8 @@ class PrefixSaver:
                 learner.model.weights.logical_arrays(),
             )
         for name, content in files.items():
-            _write(Path(name), content)
+            write_atomic(Path(name), content, "make room there or change the solver's snapshot_prefix")
         return Path(next(iter(files)))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, completely or not at all."""
-    try:
-        write_atomic(path, content)
-    except InputError as error:
-        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
-        raise InputError(
-            f"{path} cannot be written: {reason} ({len(content):,} bytes); make room there or change the solver's "
-            "snapshot_prefix"
-        ) from error
 
 
 class FolderSaver:

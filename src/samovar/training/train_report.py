@@ -11,10 +11,10 @@ import torch
 import samovar
 from samovar.collectives.cost import ELEMENT_BYTES
 from samovar.config import RunConfig
+from samovar.core.plain import to_plain
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
-from samovar.report.plain import to_plain
 from samovar.report.records import Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder

@@ -288,6 +288,16 @@ class PeerWindow(ABC):
             )
         raise nobody_notified(self._ranks.names[self._rank], slots, self._name, waiting_s)
 
+    def get(self, peer: int, offset: int, destination: Array) -> None:
+        if not (destination.flags.c_contiguous and destination.flags.writeable):
+            raise TypeError("get needs a destination that is contiguous and can be written")
+        self._check(peer, offset, destination.nbytes)
+        self._get(peer, offset, destination.reshape(-1).view(np.uint8))
+
+    @abstractmethod
+    def _get(self, peer: int, offset: int, destination: Array) -> None:
+        """The same for bytes, checked."""
+
     def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
         """Check here: all parts have one size."""
         is_inside = 0 <= offset <= len(self.local) - num_bytes and 0 <= peer < len(self._ranks.names)

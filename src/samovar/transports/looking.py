@@ -152,16 +152,6 @@ class LookingWindow(PeerWindow):
     def notify(self, peer: int, notification: Notification) -> None:
         self.put(peer, 0, np.empty(0, np.uint8), notification)
 
-    def get(self, peer: int, offset: int, destination: Array) -> None:
-        if not (destination.flags.c_contiguous and destination.flags.writeable):
-            raise TypeError("get needs a destination that is contiguous and can be written")
-        self._check(peer, offset, destination.nbytes)
-        self._get(peer, offset, destination.reshape(-1).view(np.uint8))
-
-    @abstractmethod
-    def _get(self, peer: int, offset: int, destination: Array) -> None:
-        """The same for bytes, checked."""
-
     def _check_word(self, peer: int, offset: int) -> None:
         self._check(peer, offset, WORD_BYTES)
         if offset % WORD_BYTES != 0:

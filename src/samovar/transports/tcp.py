@@ -176,14 +176,12 @@ class TcpWindow(PeerWindow):
         self._transport.tell(peer, self, request, np.ascontiguousarray(source))
         self._transport.count_sent(source.nbytes)
 
-    def get(self, peer: int, offset: int, destination: Array) -> None:
-        if not (destination.flags.c_contiguous and destination.flags.writeable):
-            raise TypeError("get needs a destination that is contiguous and can be written")
-        self._check(peer, offset, destination.nbytes)
+    def _get(self, peer: int, offset: int, destination: Array) -> None:
         if peer == self._rank:
-            destination.reshape(-1).view(np.uint8)[:] = self.memory.region(offset, destination.nbytes)
+            destination[:] = self.memory.region(offset, len(destination))
         else:
-            self._transport.ask(peer, self, PeerRequest(Verb.GET, self.number, offset, destination.nbytes), destination)
+            request = PeerRequest(Verb.GET, self.number, offset, len(destination))
+            self._transport.ask(peer, self, request, destination)
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
         self._check(peer, offset, WORD_BYTES)

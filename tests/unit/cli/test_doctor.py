@@ -11,6 +11,7 @@ import pytest
 
 from samovar.cli.doctor import advice, host_rows, record_rows
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
+from samovar.core.plain import from_plain
 from samovar.launcher.doctor_hosts import HostLinkFigures
 from samovar.report.host import HostFigures, diagnose, read_host
 from samovar.strategies.advice import ADVICE, shortest_step_s
@@ -55,7 +56,7 @@ def test_it_prints_measures_and_saves_a_record_that_loads(tmp_path: Path) -> Non
     assert (ended.returncode, ended.stderr) == (0, "")
     told = json.loads(ended.stdout)
     record = CalibrationRecord.load(path)
-    assert CalibrationRecord.from_json(told["calibration"]) == record
+    assert from_plain(CalibrationRecord, told["calibration"]) == record
     assert record.cores == len(told["host"]["cpus_allowed"])
     assert {"python", "torch", "samovar"} <= told["host"]["versions"].keys()
     assert all(finding["text"] and finding["next_step"] for finding in told["findings"])

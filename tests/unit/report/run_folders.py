@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from samovar.core.plain import json_document
 from samovar.core.trace import Span
 from samovar.report.comparison import Prediction
 from samovar.report.metrics import MetricsWriter
-from samovar.report.plain import json_document
 from samovar.report.result import RunResult, WorkerFigures, write_result
 from samovar.report.run_folder import RunFolder
 from samovar.report.timeline import PartHeader, merge, write_part

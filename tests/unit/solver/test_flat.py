@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.near import NearArray
-from samovar.solver.flat import Multipliers, Solver, build_solver, history_key
+from samovar.solver.flat import Multipliers, Solver, history_key
 from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
 from samovar.strategies.parts import own_part
 from tests.unit.solver.expected import Arrays, Expected
@@ -49,7 +49,7 @@ def start(config: SolverConfig, is_near: bool = False) -> tuple[Solver, FlatBuff
         for _ in range(2)
     )
     weights.load_state_dict(with_zeros(random_values(0)), "weights")
-    return build_solver(config, weights, gradients, MULTIPLIERS), weights, gradients
+    return Solver(config, weights, gradients, MULTIPLIERS), weights, gradients
 
 
 def train(solver: Solver, gradients: FlatBuffer, steps: range, bucket_size_bytes: int | None = None) -> None:
@@ -98,7 +98,7 @@ def test_parts_of_a_bucket_are_updated_as_the_whole_is(kind: str, world_size: in
     parts = [own_part(bucket, Group(rank, world_size)) for rank in range(world_size)]
     assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
     # Each rank has a solver of its own, which knows one part: here they work on the same memory.
-    solvers = [build_solver(config_of(kind), its_weights, its_gradients, MULTIPLIERS, divided.histories) for _ in parts]
+    solvers = [Solver(config_of(kind), its_weights, its_gradients, MULTIPLIERS, divided.histories) for _ in parts]
     for step in range(3):
         its_gradients.load_state_dict(random_values(1000 + step), "gradients")
         for solver, part in zip(solvers, parts, strict=True):

@@ -12,6 +12,7 @@ from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.plain import from_plain, to_plain
 from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
@@ -22,9 +23,10 @@ from samovar.training.bucket_cut import cut_buckets, cut_notices, described, exc
 
 SHAPES = {"data": (100, 3, 32, 32), "label": (100,)}
 # A link on which the net takes as long as its backward pass.
-SLOW_BYTES = CalibrationRecord.from_json(
-    NOMINAL.to_json()
-    | {"transports": {"shm": NOMINAL.to_json()["transports"]["shm"] | {"bandwidth": [[1, 3e7]]}}, "wake_up_s": 1e-6}
+SLOW_BYTES = from_plain(
+    CalibrationRecord,
+    to_plain(NOMINAL)
+    | {"transports": {"shm": to_plain(NOMINAL)["transports"]["shm"] | {"bandwidth": [[1, 3e7]]}}, "wake_up_s": 1e-6},
 )
 
 

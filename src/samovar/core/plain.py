@@ -71,12 +71,12 @@ def _value(hint: Any, value: object, where: str) -> Any:
     if origin is types.UnionType:
         return _member(get_args(hint), value, where)
     if origin is tuple:
-        return _items(get_args(hint)[0], value, where)
+        return _items(get_args(hint), value, where)
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(get_args(hint)[1], value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, value)
-    return value if hint is object else _scalar(hint, value, where)
+    return value if hint in (object, Any) else _scalar(hint, value, where)
 
 
 def _scalar(hint: type, value: object, where: str) -> object:
@@ -87,6 +87,8 @@ def _scalar(hint: type, value: object, where: str) -> object:
         if type(value) in (int, float):
             with suppress(OverflowError):
                 return float(value)  # type: ignore[arg-type]
+    if issubclass(hint, PurePath) and isinstance(value, str):
+        return hint(value)
     if type(value) is not hint:
         raise ValueError(f"{where} is {_shown(value)}, not {hint.__name__}")
     return value
@@ -95,13 +97,17 @@ def _scalar(hint: type, value: object, where: str) -> object:
 def _member(hints: tuple[Any, ...], value: object, where: str) -> Any:
     if value is None and type(None) in hints:
         return None
-    return _value(next(hint for hint in hints if hint is not type(None)), value, where)
+    others = [hint for hint in hints if hint is not type(None)]
+    return _value(next((hint for hint in others if type(value) is hint), others[0]), value, where)
 
 
-def _items(hint: Any, value: object, where: str) -> tuple[Any, ...]:
+def _items(hints: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ValueError(f"{where} is {_shown(value)}, not an array")
-    return tuple(_value(hint, item, f"{where}[{index}]") for index, item in enumerate(value))
+    kinds = hints[:1] * len(value) if hints[-1] is ... else hints
+    if len(kinds) != len(value):
+        raise ValueError(f"{where} is {_shown(value)}, not {len(kinds)} values")
+    return tuple(_value(*one, f"{where}[{index}]") for index, one in enumerate(zip(kinds, value, strict=True)))
 
 
 def _mapping(hint: Any, value: object, where: str) -> dict[str, Any]:
