@@ -37,6 +37,7 @@ BY_RECIPE = {
     "async-sgd": ASYNCHRONOUS,
     "async-easgd": ASYNCHRONOUS,
     "diloco": IN_STEP,
+    "slowmo": IN_STEP,
     "sync-easgd": IN_STEP,
     "shm-easgd": ASYNCHRONOUS,
     "hybrid-easgd": ASYNCHRONOUS,
