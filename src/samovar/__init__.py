@@ -73,6 +73,9 @@ if not TYPE_CHECKING:  # for which a name with a mistake would be one more objec
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(_imported(_LAZY[name]), name)
 
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 def _imported(module: str) -> "ModuleType":
     try:

@@ -81,9 +81,12 @@ def test_it_trains_as_the_command_does_and_shows_the_same(
 
 
 def test_quiet_it_writes_the_log_alone(tmp_path: Path, solver: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    result = samovar.train(solver, iterations=2, out=tmp_path / "out", quiet=True)
+    # The first rank has threads when it forks the other.
+    several: dict[str, Any] = {"workers": 2, "threads_per_worker": 2, "oversubscribe": True}
+    result = samovar.train(solver, **several, iterations=2, out=tmp_path / "out", quiet=True)
     assert capfd.readouterr() == ("", "")
     assert result.steps == 2
+    assert [path.read_text() for path in (tmp_path / "out").glob("rank*.log")] == ["", ""]
     assert "step 2/2" in (tmp_path / "out/samovar.log").read_text()
 
 
@@ -100,7 +103,9 @@ def when_trained(out: Path, action: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_stops_it_with_a_snapshot_and_a_result(tmp_path: Path, endless: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_it_with_a_snapshot_and_a_result(
+    tmp_path: Path, endless: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, before = tmp_path / "out", handlers()
     thread = when_trained(out, lambda: os.kill(os.getpid(), number))
     result = samovar.train(endless, threads_per_worker=1, out=out, quiet=True)
@@ -108,7 +113,9 @@ def test_a_signal_stops_it_with_a_snapshot_and_a_result(tmp_path: Path, endless:
     assert result.stopped_by == number.name
     assert [path.name for path in out.glob("snapshots/step_*")] == [f"step_{result.steps:08}"]
     assert handlers() == before
-    resumed = samovar.train(endless, snapshot="latest", iterations=result.steps + 2, out=out, quiet=True)
+    for stream in ("stdout", "stderr"):  # as in a service
+        monkeypatch.setattr(sys, stream, None)
+    resumed = samovar.train(endless, snapshot="latest", iterations=result.steps + 2, out=out)
     assert (resumed.steps, resumed.stopped_by) == (result.steps + 2, None)
 
 
@@ -167,6 +174,7 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
         ({"moving_rte": 0.5}, "train: there is no argument moving_rte; known are "),
         ({"iterations": "5"}, "iterations: got '5'; give a whole number"),
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
+        ({"metrics": [samovar.Sink()]}, "metrics: got a Sink, but another process writes; give FILE.py:NAME or"),
         ({"record": "yes"}, "record: got 'yes'; give True or False"),
         ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one has"),
         ({"strategy": "local-sgd", "sync_period_steps": 0}, "sync_period_steps: got 0 steps; give at least 1"),

@@ -36,15 +36,18 @@ def object_at(source: str, what: str) -> tuple[str, object]:
     return f"{path or place}:{name}", found
 
 
+_written_ns: dict[str, int] = {}
+
+
 def _module_of(path: Path) -> ModuleType:
-    """The module of the file, imported once."""
-    name = f"samovar: {path}"
-    if name not in sys.modules:
+    """The module of the file, imported once, and again if the file has changed since, as new ranks see it."""
+    name, written_ns = f"samovar: {path}", path.stat().st_mtime_ns
+    if name not in sys.modules or _written_ns[name] != written_ns:
         _find_in(path.parent)
         specification = spec_from_file_location(name, path)
         assert specification is not None, path
         assert specification.loader is not None, path
-        sys.modules[name] = module_from_spec(specification)
+        sys.modules[name], _written_ns[name] = module_from_spec(specification), written_ns
         try:
             specification.loader.exec_module(sys.modules[name])
         except BaseException:

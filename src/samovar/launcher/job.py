@@ -39,7 +39,7 @@ _PREEMPTING = ("SIGTERM", "SIGUSR1")
 class EndedBySignal(SamovarError):
     """A signal ended a job before there was a result; `exit_code` is 128 + its number."""
 
-    def __init__(self, sentence: str, number: int) -> None:
+    def __init__(self, sentence: str, number: int = 0) -> None:  # a pickle gives the sentence, then the code
         super().__init__(sentence)
         self.exit_code = 128 + number
 

@@ -153,9 +153,9 @@ def _on_this_host(
     place: HostPlace | None,
 ) -> RunResult:
     with ExitStack() as stack:
-        output, errors = output or sys.stdout, sys.stderr
-        if quiet:
-            output = errors = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        nothing = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        # A service may have neither.
+        output, errors = (nothing, nothing) if quiet else (output or sys.stdout or nothing, sys.stderr or nothing)
         if workers == GPU:
             config, workers = worker_on_each_gpu(config)
         config = on_device(config, config.device)

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import io
 import os
 import struct
 import sys
@@ -84,6 +83,8 @@ class Screen:
 
     def __init__(self, stream: TextIO, terminal: bool | None = None, width: int | None = None) -> None:
         self._stream = stream
+        # Not as rich finds it, for which FORCE_COLOR makes a file a terminal.
+        terminal = _is_terminal(stream) if terminal is None else terminal
         self._rich = rich.console.Console(
             file=stream, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
         )
@@ -134,12 +135,12 @@ class Screen:
         try:
             self._stream.write(self._encodable(text))
             self._stream.flush()
-        except OSError:
+        except (OSError, ValueError):  # it is closed, or what it leads to is
             self._gone = True
             self._silence()
 
     def _encodable(self, text: str) -> str:
-        encoding = self._stream.encoding or "utf-8"
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"  # a program's own stream may not tell
         try:
             text.encode(encoding)
         except UnicodeEncodeError:
@@ -150,11 +151,18 @@ class Screen:
         """Connect the descriptor to nothing. Else Python fails at exit, when it flushes the rest."""
         try:
             descriptor = self._stream.fileno()
-        except (OSError, io.UnsupportedOperation):
+        except (OSError, ValueError, AttributeError):
             return
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, descriptor)
         os.close(nothing)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # a program's own stream, or a closed one
+        return False
 
 
 def show_error(sentence: str) -> None:

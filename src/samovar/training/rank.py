@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
         keep_freed_memory(large_too=True)
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
     work = _imported("samovar.training.rank_work").work
+    warnings.filterwarnings("ignore", "This process .*fork", DeprecationWarning)  # its threads are libraries', and idle
     code: int = work(fork_others(given))
     return code
 

@@ -1,5 +1,6 @@
 """One message of several ranks is shown once; temporary folders of jobs are deleted."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samovar.launcher.job import Told, _RunningJob
+from samovar.launcher.job import EndedBySignal, Told, _RunningJob
 from samovar.launcher.other_hosts import Host0, RankState
 from samovar.launcher.passing import passing_folder, remove_abandoned
 from samovar.report.records import Notice, SnapshotWritten
@@ -21,6 +22,11 @@ def test_of_each_topic_the_first_notice_is_news() -> None:
     ]
     assert [told.is_news(notice) for notice in notices] == [True, True, False, True, True]
     assert told.is_news(SnapshotWritten(step=1, path="a"))
+
+
+def test_the_error_of_a_signal_passes_from_process_to_process() -> None:
+    error = pickle.loads(pickle.dumps(EndedBySignal("ended by SIGINT", 2)))
+    assert (str(error), error.exit_code) == ("ended by SIGINT", 130)
 
 
 def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,6 +306,38 @@ def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
     )
 
 
+class OwnStream:
+    """What a program may put in the place of stdout, as Celery and wrappers of loggers do."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_programs_own_stream_need_not_tell_its_encoding() -> None:
+    stream: Any = OwnStream()
+    Console(stream, stream).show(WARNING)
+    assert WARNING.text in stream.text
+
+
+def test_with_closed_streams_it_continues_in_silence() -> None:
+    stream = io.StringIO()
+    before = Console(stream, stream)
+    stream.close()
+    for console in (before, Console(stream, stream)):
+        console.show(WARNING)
+
+
+def test_a_wish_for_colours_makes_no_terminal_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not Screen(io.StringIO()).is_terminal
+
+
 @pytest.mark.parametrize(("cpus", "expected"), [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((8, 0, 1, 3), "0-1,3,8")])
 def test_cpu_numbers(cpus: tuple[int, ...], expected: str) -> None:
     assert cpu_ranges(cpus) == expected

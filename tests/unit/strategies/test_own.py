@@ -65,6 +65,15 @@ def test_a_class_in_a_module_of_the_working_folder_is_found_by_its_name(
     assert declared_as("my_rules.py:GrowingSgd") == (f"{tmp_path}/my_rules.py:GrowingSgd", "my-sgd")
 
 
+def test_a_file_that_was_edited_is_imported_again(tmp_path: Path, growing: str) -> None:
+    """As between two runs of a notebook, whose ranks read the file as it is."""
+    text = Path(growing.removesuffix(":GrowingSgd")).read_text().replace("growing-sgd", "my-sgd")
+    for default in ("1.5", "1.25"):
+        (tmp_path / "mine.py").write_text(text.replace("default=1.5", f"default={default}"))
+        declared_as(f"{tmp_path}/mine.py:GrowingSgd")
+        assert resolved(StrategyConfig("my-sgd"), 2)["growth"] == float(default)
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

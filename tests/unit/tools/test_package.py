@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from scikit_build_core.build import build_sdist, build_wheel
 
+import samovar
+
 TEXTS = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", "pyproject.toml"}
 SUFFIXES = {".prototxt", ".toml", ".cpp", ".hpp", ".py", ".pyi", ".typed", ".css", ".js"}
 
@@ -21,6 +23,10 @@ def files(folder: Path, root: Path) -> set[str]:
 def root(repository_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(repository_root)
     return repository_root
+
+
+def test_public_names_are_listed_before_they_are_loaded() -> None:
+    assert set(samovar.__all__) <= set(dir(samovar))
 
 
 def test_the_source_package_holds_what_a_build_needs_and_no_more(root: Path, tmp_path: Path) -> None:

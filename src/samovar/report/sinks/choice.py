@@ -43,8 +43,10 @@ def metrics_choice(given: Place | Sequence[Place] | None, what: str, *, with_fol
 
 def named_sinks(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
     """The sinks of a run that has a folder of its own. Raises InputError about `what` if one cannot be used."""
-    choice = metrics_choice(given, what, with_folder=False)
-    return tuple(sink for sink in choice.sinks if isinstance(sink, str))
+    sinks = metrics_choice(given, what, with_folder=False).sinks
+    if own := [type(sink).__name__ for sink in sinks if not isinstance(sink, str)]:
+        raise InputError(f"{what}: got a {own[0]}, but another process writes; give FILE.py:NAME or MODULE:NAME")
+    return tuple(map(str, sinks))
 
 
 def open_sinks(
