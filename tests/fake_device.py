@@ -115,6 +115,7 @@ def _computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     elif function is torch.ops.aten.copy_.default:
         is_away = isinstance(args[0], Away)
     if kwargs.pop("pin_memory", False):
+        assert not is_away, f"{function}: only memory of the host can be pinned"
         pinned = function(*args, **kwargs)
         here().pinned.add(pinned.untyped_storage().data_ptr())
         return pinned

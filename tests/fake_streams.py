@@ -41,8 +41,8 @@ class FakeEvent:
         self._device = here()
         self._task: Task | None = None
 
-    def record(self, stream: "FakeStream | None" = None) -> None:
-        stream = stream or self._device.current
+    def record(self, stream: "FakeStream") -> None:
+        """Always with its stream: torch's default is one of the current device, which may be another one."""
         self._task = stream.add(lambda: None)
 
     def query(self) -> bool:

@@ -1,15 +1,20 @@
 """NCCL among all ranks: refused by every rank that cannot have it; else connected in the ranks' own store."""
 
 import sys
+import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from samovar.api.connect_hosts import lacks_nccl
 from samovar.api.rendezvous import RankHello
+from samovar.core.group import Group
 from samovar.launch.identity import Identity
-from samovar.transports.torch_dist import nccl_card
+from samovar.transports.torch_dist import NearCollectives, nccl_card
 from tests.multiproc.ports import reserved_port
 from tests.multiproc.test_join import END_S, PROGRAM, failed, started, variables_of
 
@@ -63,6 +68,49 @@ def test_a_rank_says_why_it_has_no_gpu_for_nccl() -> None:
     told = RankHello.own(Identity(), "auto", "auto", None)
     assert RankHello.from_json(told.to_json(), "a test") == told
     assert (told.card, told.no_card) == nccl_card(None)
+
+
+def test_a_part_of_a_gpu_is_not_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid="a")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: found)
+    why = f"its GPU is a part of one ({found.name}), and NCCL takes whole ones"
+    assert nccl_card(torch.device("cuda:0")) == ("", why)
+    found.name = "NVIDIA A100-SXM4-40GB"
+    assert nccl_card(torch.device("cuda:0")) == ("2.27.3/a", "")
+
+
+class GroupOfGpus:
+    """A process group whose operations take three looks."""
+
+    def __init__(self) -> None:
+        self.looks = iter((False, False, True))
+
+    def is_completed(self) -> bool:
+        return next(self.looks)
+
+    def shutdown(self) -> None:
+        raise AssertionError("not in this thread")
+
+
+def test_at_the_exit_the_last_operation_ends_and_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destructor of NCCL's group aborts, and others may need the operation. Python 3.12 begins no thread there."""
+
+    def begin(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    host = SimpleNamespace(group=Group(0, 2), records=None)
+    group = GroupOfGpus()
+    near, kept = NearCollectives(group, host, torch.device("cuda:0")), weakref.ref(group)
+    looks = group.looks
+    run: Any = SimpleNamespace(call=lambda its: its, what="")
+    near.begin(run, 4)
+    del group
+    near.close()
+    assert next(looks, None) is None
+    assert kept() is not None
 
 
 @pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this PyTorch has NCCL")

@@ -16,13 +16,20 @@ from samovar.membership.statistics import ShownStatistics, SummedStatistics
 class ReplicaBuffers:
     """The mean of all ranks' buffers. Ranks in step add theirs up when they evaluate.
 
-    Ranks at a center show theirs after each step instead, which costs a copy. Only ranks of this host count then, and
-    one that died counts with its last.
+    Ranks at a center show theirs after each `period` steps instead, which costs a copy, and on a device a wait. Only
+    ranks of this host count then, and one that died counts with its last.
     """
 
     def __init__(
-        self, model: nn.Module, processes: ProcessGroup, deadline: Callable[[], Deadline], *, is_async: bool
+        self,
+        model: nn.Module,
+        processes: ProcessGroup,
+        deadline: Callable[[], Deadline],
+        *,
+        is_async: bool,
+        period: int = 1,
     ) -> None:
+        self._period = period
         num_elements = num_values(model)
         self._summed: SummedStatistics | None = None
         self._shown: ShownStatistics | None = None
@@ -38,9 +45,9 @@ class ReplicaBuffers:
         self._gathered = BufferMean(model, (self._shown or self._summed).own)  # type: ignore[union-attr]
         self._mean = BufferMean(model, self._result)
 
-    def stepped(self) -> None:
-        """Show this rank's buffers; call it after each step."""
-        if self._shown is not None:
+    def stepped(self, step: int) -> None:
+        """Show this rank's buffers if it is time; call it after each step."""
+        if self._shown is not None and step % self._period == 0:
             self._gathered.gather()
             self._shown.show()
 

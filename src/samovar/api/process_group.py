@@ -78,13 +78,13 @@ class ProcessGroup:
     def collectives_for(self, config: StrategyConfig, device: torch.device | None) -> Collectives:
         """Collectives for models on `device` (None: the CPU): of its own memory if ranks and strategy allow it.
 
-        The first call connects the devices: all ranks make it together.
+        The first call connects the devices: all ranks make it together. Other devices of a rank are not connected.
         """
         if device is None or self._connect_near is None or not kind_of(config.name).computes_near(config):
             return self.collectives
         if self._near is None:
             self._near = self._connect_near(self.collectives)
-        return cast(Collectives, self._near)
+        return cast(Collectives, self._near) if self._near.device == device else self.collectives
 
     @property
     def is_back(self) -> bool:

@@ -162,7 +162,7 @@ class Replica(Checkpoints, FigureCalls):
             self._exchange.step(self._step, self._figures.updating(apply or self._optimizers.step))
         self._step += 1
         self._figures.stepped(self._step)
-        self._buffers.stepped()
+        self._buffers.stepped(self._step)
         self._checks.stepped(self._step, self._figures)
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
@@ -342,7 +342,8 @@ class Replica(Checkpoints, FigureCalls):
             self._exchange = self._with_center(parameters, config, box, closing)
         else:
             self._exchange = self._in_step(parameters, closing)
-        self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async)
+        period = 1 if device_of(parameters) is None else self.config.sync_period_steps or 1
+        self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async, period=period)
         closing.callback(self._buffers.close)
         self._optimizers.guard(model)
         closing.callback(self._optimizers.release)

@@ -175,7 +175,7 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy of the host's `tensor` on `device`, for which the host does not wait: it goes through pinned memory."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
-    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return staged.copy_(tensor).to(device, non_blocking=True)
 
 
@@ -183,4 +183,4 @@ def pinned(num_elements: int, device: torch.device) -> npt.NDArray[np.float32]:
     """Zeroed memory of the host from and to which `device` copies by itself. The CPU copies from any."""
     if device.type == "cpu":
         return np.zeros(num_elements, np.float32)
-    return torch.zeros(num_elements, dtype=torch.float32, pin_memory=True).numpy()
+    return torch.zeros(num_elements, dtype=torch.float32, device="cpu", pin_memory=True).numpy()

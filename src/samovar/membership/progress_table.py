@@ -127,12 +127,17 @@ class ProgressTable:
         return self._members.wait_for_others(Deadline.after(patience_s)) if with_others else ""
 
     def asked_to_stop(self, own: int) -> int:
-        """The signal that stops this launch: this worker's `own`, which others see, or that of another one; 0: none."""
+        """The signal that stops this launch: this worker's `own`, which others see, or that of another one; 0: none.
+
+        The first worker looks at all. Others look at those of their host and at the first: one read from far.
+        """
+        if not own and (now_s := time.monotonic()) - self._looked_s >= _LOOK_FAR_EVERY_S:
+            self._looked_s = now_s
+            ranks = range(self.world_size)
+            first = next((rank for rank in ranks if not self._is_gone(rank)), self.rank)
+            own = int(max(self._words(rank)[_STOP] for rank in (ranks if self.is_first else {first, *self._own_host})))
         if own:
             self._note(_STOP, float(own))
-        elif (now_s := time.monotonic()) - self._looked_s >= _LOOK_FAR_EVERY_S:
-            self._looked_s = now_s
-            own = int(max(self._words(rank)[_STOP] for rank in range(self.world_size)))
         return own
 
     def has_told(self) -> None:
@@ -187,7 +192,7 @@ class ProgressTable:
         samples, updates, lock_wait_s, refused = words[_COUNTS].tolist()
         has_begun = bool(words[_BEGUN_S])
         return WorkerState(
-            steps_done=max(int(words[_STEPS]), self._first_step),
+            steps_done=int(words[_STEPS]) or self._first_step,
             num_samples=int(samples),
             samples_per_second=float(words[_SPEED]),
             loss=float(words[_LOSS]) if has_begun else float("nan"),

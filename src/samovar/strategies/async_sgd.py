@@ -157,7 +157,7 @@ class AsyncSgd(CenterSteps):
         if self.num_set_aside == 1:
             self._notices.append(
                 f"--max-staleness {self._max_staleness_steps}: others made {staleness} updates while this worker made "
-                "its step, which is set aside; its samples do not count, and so for each further one"
+                "its step, which is set aside, and so is each further one that is as late"
             )
 
 

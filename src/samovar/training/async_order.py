@@ -26,6 +26,9 @@ class Order:
     def step(self, rate_step: int) -> None:
         """Note that a step begins, with the rate of `rate_step`."""
 
+    def stop(self) -> None:
+        """Note that a signal stops this worker before its next step."""
+
     def end(self) -> None:
         """Note that the worker's last update is in the center."""
 
@@ -78,12 +81,16 @@ class ReplayedOrder(Order):
                     f"--replay {self._context.config.replay}: recorded as {log.head}, this run is {head}; "
                     "give the recorded run's net and --workers"
                 )
-        window = transport.open_window("turns", 8 * center.num_chunks, 0)
+        window = transport.open_window("turns", 8 * (center.num_chunks + 1), 0)
         deadline = partial(Deadline.after, self._context.config.timeout_s)
-        return ReplayedCenter(center, Turns(self._logs, transport.group.rank, window), deadline)
+        self._turns = Turns(self._logs, transport.group.rank, window)
+        return ReplayedCenter(center, self._turns, deadline)
 
     def next_rate_step(self, _live: int | None) -> int | None:
         return self._rate_steps.pop() if self._rate_steps else None
+
+    def stop(self) -> None:
+        self._turns.stop()
 
 
 def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:

@@ -189,6 +189,8 @@ class AsyncPace:
         live = run_steps if run_steps < self._run.num_steps else None
         stop_signal = self._table.asked_to_stop(requests.stop_signal)
         self._stop_signal, rate_step = self._agree(stop_signal, self._parts.order.next_rate_step(live))
+        if self._stop_signal:
+            self._parts.order.stop()
         if self._stop_signal or rate_step is None:
             return None
         self._follow_members(rate_step)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from samovar.box.base import Center
-from samovar.box.board import Board
+from samovar.box.board import Board, MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import parse_endpoints
 from samovar.box.joining import Endpoint
@@ -74,6 +74,8 @@ class RunCenter:
         self._members = self._all_members()
         own_host = config.host_of(transport.group.rank).ranks
         self.table = ProgressTable(context.lasting, self._members, context.is_gone, self._session.start_step, own_host)
+        if not isinstance(self._place, BoxCenter):  # one that comes back, and dies before it trains, keeps its steps
+            self._members.post(MemberProgress(steps=self.table.earlier_steps()))
         self.headcount = Headcount(self._members, transport.group.world_size)
 
     @property
@@ -191,7 +193,7 @@ class RunCenter:
                 f"--join: the run at {where} has done {steps:,} steps, and this one ends at {self._goal:,}; raise "
                 "--iterations"
             )
-        return steps
+        return min(steps, self._goal)
 
     def _all_members(self) -> Members:
         seat, rule = self._session.seat, self._context.config.stop_rule or MEAN

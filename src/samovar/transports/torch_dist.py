@@ -5,7 +5,6 @@ The only file below the rooms of training that imports torch.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import Work
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.near import NearArray, NearRegion
 from samovar.transports.base import Array
@@ -24,7 +23,7 @@ from samovar.transports.rendezvous import Rendezvous, await_server, first_line, 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
 _LOOPBACK = "127.0.0.1"
 # How long NCCL may take to close, for which it may wait for other hosts.
-_CLOSING_S = 5.0
+_CLOSING_S, _PAUSE_S = 5.0, 0.01
 
 
 def open_store(
@@ -183,6 +182,7 @@ class NearCollectives:
         self.records = host.records
         self._host = host
         self._process_group = group
+        self._last: Work | None = None
         self._num_bytes = 0
 
     @property
@@ -212,18 +212,27 @@ class NearCollectives:
             return None
         self._num_bytes += num_bytes * (world_size - 1) // world_size
         try:
-            return run.call(self._process_group)
+            self._last = run.call(self._process_group)
         except RuntimeError as error:
             raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
+        return self._last
 
     def close(self) -> None:
-        """End the connections when the last operations are over; if these hang, they stay with the process."""
+        """End the connections when the last operations are over; if these hang, they stay with the process.
+
+        They also do at the interpreter's exit, where Python 3.12 begins no thread: a destructor would abort operations.
+        """
         group, self._process_group = self._process_group, None
-        with suppress(RuntimeError):  # gloo has nothing to shut down
-            try:
-                within(group.shutdown, Deadline.after(_CLOSING_S))
-            except TimeoutError:
-                _keep(group)
+        last, self._last, deadline = self._last, None, Deadline.after(_CLOSING_S)
+        if self.device.type == "cpu":  # gloo has nothing to shut down
+            return
+        try:
+            if last is None or polled(last.is_completed, deadline, _PAUSE_S):
+                within(group.shutdown, deadline)
+                return
+        except (TimeoutError, RuntimeError):
+            pass
+        _keep(group)
 
 
 # Connects the devices of all ranks of the given collectives, which all call it together.
@@ -268,4 +277,7 @@ def nccl_card(device: torch.device | None) -> tuple[str, str]:
     if not distributed.is_nccl_available():
         return "", f"PyTorch {torch.__version__} is built without NCCL there"
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"{version}/{torch.cuda.get_device_properties(device).uuid}", ""
+    found = torch.cuda.get_device_properties(device)
+    if " MIG " in found.name:
+        return "", f"its GPU is a part of one ({found.name}), and NCCL takes whole ones"
+    return f"{version}/{found.uuid}", ""

@@ -8,19 +8,25 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
+from samovar.core.buffer import pinned, sent
+from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.frontends.torch import parameters, state
+from samovar.frontends.torch.late import Losses
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Transport
+from samovar.transports.torch_dist import NearCollectives
 from tests.fake_device import AWAY, away_mode
 from tests.threads import on_threads
 
@@ -138,3 +144,55 @@ def test_models_on_several_devices_and_on_other_ones_are_refused(monkeypatch: py
     monkeypatch.setattr(parameters, "DEVICE_TYPES", ("cpu", "meta"))
     with pytest.raises(InputError, match=r"'0\.weight' is on cpu and '1\.weight' on meta; each rank trains on one"):
         parameters.trained_parameters(model, Optimizers(optimizer))
+
+
+def test_late_losses_are_those_that_came_whatever_writes_to_their_memory() -> None:
+    """As the replays of a CUDA graph do. With torch's default device set, pinned memory is the host's."""
+    with away_mode(seed=3) as device, AWAY:
+        losses, loss = Losses(), torch.ones(())
+        for value in (1.0, 2.0):
+            losses.add(loss.fill_(value))
+        found = losses.take(2)
+        loss.fill_(3.0)
+        device.synchronize()
+        assert (found or losses.take(2)) == ([1.0, 2.0], 2)
+        assert sent(torch.ones(2, device=CPU), AWAY).tolist() == [1.0, 1.0]
+        assert not pinned(2, AWAY).any()
+
+
+def test_a_float64_buffer_on_a_device_has_a_mean() -> None:
+    with away_mode():
+        model: Any = nn.Module()
+        model.register_buffer("sums", torch.tensor([1.0, 3.0], dtype=torch.float64).to(AWAY))
+        with state.BufferMean(model, np.array([2.0, 3.0], np.float32)).replaced(1.0):
+            assert model.sums.tolist() == [2.0, 3.0]
+        assert model.sums.tolist() == [1.0, 3.0]
+
+
+def waits_for_buffers(transport: Transport) -> list[int]:
+    """Of steps 1 to 4."""
+    with away_mode() as device:
+        team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 20.0)
+        model = nn.BatchNorm1d(3).to(AWAY)
+        buffers = ReplicaBuffers(model, team, partial(Deadline.after, 20.0), is_async=True, period=4)
+        waits = []
+        for step in range(1, 5):
+            before = device.synchronizations
+            buffers.stepped(step)
+            waits.append(device.synchronizations - before)
+        return waits
+
+
+def test_buffers_at_a_center_are_read_from_a_device_at_exchanges_alone() -> None:
+    assert on_threads(2, waits_for_buffers) == [[0, 0, 0, 2]] * 2
+
+
+def test_a_model_on_another_device_than_the_connected_one_is_copied() -> None:
+    def of(transport: Transport) -> bool:
+        host = PlannedCollectives(transport, lambda _num_bytes: "direct")
+        first, second = torch.device("cuda:0"), torch.device("cuda:1")
+        team = ProcessGroup(host, 20.0, connect_near=lambda among: NearCollectives(None, among, first))
+        near, other = (team.collectives_for(StrategyConfig(name="sync"), place) for place in (first, second))
+        return isinstance(near, NearCollectives) and other is host
+
+    assert on_threads(1, of) == [True]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Group
 from samovar.strategies.box_terms import run_steps
 from samovar.training.order_log import LogHead, OrderLog, OrderWriter, read_order
@@ -91,7 +91,7 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
     transports = [
         ShmTransport(descriptor, Group(rank, NUM_WORKERS), oversubscribed=True) for rank in range(NUM_WORKERS)
     ]
-    windows = [transport.open_window("turns", 8 * NUM_CHUNKS, 0) for transport in transports]
+    windows = [transport.open_window("turns", 8 * (NUM_CHUNKS + 1), 0) for transport in transports]
     center, wrong = np.zeros(NUM_CHUNKS, np.int64), []
 
     def work(rank: int) -> None:
@@ -118,6 +118,17 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
         assert (turns.take(is_update)[1] == logs[0].versions[place]).all()
     with pytest.raises(SamovarError, match="differs from the recorded"):
         turns.take(logs[0].is_update[0])
+
+
+def test_a_worker_that_stops_early_lets_the_others_go_on() -> None:
+    descriptor = create_segment(1)
+    window = ShmTransport(descriptor, Group(0, 1), oversubscribed=True).open_window("turns", 8 * (NUM_CHUNKS + 1), 0)
+    os.close(descriptor)
+    turns, late = Turns(a_run(0), 0, window), np.full(NUM_CHUNKS, 100)
+    with pytest.raises(DeadlineExceeded, match="did not come to its turn"):
+        list(turns.each(late, Deadline.after(0)))
+    turns.stop()
+    assert sorted(turns.each(late, Deadline.after(0))) == list(range(NUM_CHUNKS))
 
 
 def test_the_steps_of_a_run_by_each_rule() -> None:

@@ -17,10 +17,10 @@ class LateCopy:
         if tensor.device.type == "cpu":
             self._host = tensor.detach().clone()
             return
-        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._host.copy_(tensor.detach(), non_blocking=True)
-        self._event = torch.Event(tensor.device)
-        self._event.record()
+        # Of the tensor's device: by itself an event takes the stream of the current one.
+        self._event = torch.accelerator.current_stream(tensor.device).record_event()
 
     def has_come(self) -> bool:
         """Whether `values` may be read."""
@@ -60,17 +60,19 @@ class Losses:
         self._late: tuple[LateCopy, int, int] | None = None  # under way, how many, and of how many steps
 
     def add(self, loss: torch.Tensor) -> None:
-        self._kept.append(loss)
+        """Copies it: a CUDA graph writes the next loss to the same memory."""
+        is_number = loss.numel() == 1
+        kept = loss.reshape(1).clone() if is_number else loss.new_full((1,), math.nan, dtype=torch.float32)
+        self._kept.append(kept)
 
     def take(self, num_steps: int) -> tuple[list[float], int] | None:
         """Losses since the last call, and of how many steps, at most `num_steps`; None if they have not come."""
         kept = self._kept
         if not kept or kept[-1].device.type == "cpu":
             self._kept = []
-            return [number_of(loss) for loss in kept], num_steps
+            return [float(loss) for loss in kept], num_steps
         if self._late is None:
-            flat = [loss.reshape(-1) if loss.numel() == 1 else loss.new_full((1,), math.nan) for loss in kept]
-            self._late = LateCopy(torch.cat(flat)), len(kept), num_steps
+            self._late = LateCopy(torch.cat(kept)), len(kept), num_steps
         copy, number, steps_of_copy = self._late
         if not copy.has_come():
             return None

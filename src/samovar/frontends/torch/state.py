@@ -159,7 +159,7 @@ class BufferMean:
         """A context in which the model's buffers are `scale` times the array."""
         kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
         for buffer, place in self._pairs():
-            mean = (place * scale).view_as(buffer)
+            mean = (place * scale).view_as(buffer).to(buffer.device)
             if buffer.dtype == torch.float64:
                 mean = torch.where((mean - buffer).abs() <= buffer.abs() * _ROUNDING, buffer, mean)
             buffer.detach().copy_(mean)
