@@ -75,13 +75,16 @@ class Stream(IterableDataset):
     def __iter__(self):
         return iter(())
 
+torch.manual_seed(rank)
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.scale = torch.nn.Parameter(torch.rand(2), requires_grad=False)  # which nothing trains
+optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
 replicate = samovar.replicate
 refusals = [refused(replicate, model, optimizer, name) for name in ("sync", "shm-easgd")]
 for given in ({"overlap": "step"}, {"compress": "int8"}):
     refusals.append(refused(replicate, model, optimizer, "sync-easgd", **given))
 refusals.append(refused(replicate, model, optimizer, "diloco", fragments=2))
+refusals.append(refused(replicate, model, optimizer, "diloco", timeout_s=0))
 replica = replicate(model, optimizer, "diloco", sync_period_steps=4)
 refusals += [refused(replicate, torch.nn.Linear(2, 2), optimizer, "diloco")]
 refusals += [refused(replica.mean, 1.0), refused(replica.load_state_dict, {})]
@@ -97,8 +100,9 @@ for step in range(12):
         break
 else:
     replica.finish()
-center = [p.tolist() for p in model.parameters()]
-tell("end", repr({"refusals": refusals, "world_sizes": world_sizes, "center": center, "step": replica.step_count}))
+center = [p.tolist() for p in (model.weight, model.bias)]
+tell("end", repr({"refusals": refusals, "world_sizes": world_sizes, "center": center, "step": replica.step_count,
+                  "scale": model.scale.tolist()}))
 """
 
 
@@ -110,12 +114,14 @@ def test_one_leaves_and_the_other_continues(tmp_path: Path, job: str) -> None:
     assert stayed["world_sizes"] == [2] * 8 + [1] * 4
     assert (stayed["step"], left["step"]) == (12, 6)
     assert stayed["center"] != left["center"]
+    assert stayed["scale"] == left["scale"]
     words = (
         "sync: with --elastic",
         "shm-easgd: with --elastic",
         "overlap step",
         "compress int8",
         "leave fragments",
+        "timeout_s is 0",
         "one replica",
         "mean()",
     )
@@ -189,6 +195,9 @@ ADDRESS = ("--master-addr", "localhost", "--master-port", 29500)
         (("--elastic", "a name"), "letters, digits"),
         (("--elastic", "one", "--max-workers", 1), "--max-workers 1"),
         (("--elastic", "one", "--nodes", 2, "--node-rank", 0, *ADDRESS), "--nodes"),
+        (("--join", "one", "--node-rank", 1), "--node-rank"),
+        (("--elastic", "one", "--transport", "gloo"), "leave --transport out"),
+        (("--elastic", "one", *ADDRESS[:3], 70_000, "--key-file", "job.pem"), "--master-port 70000"),
     ],
 )
 def test_flags_that_do_not_fit_together(tmp_path: Path, flags: tuple[object, ...], words: str) -> None:

@@ -239,7 +239,8 @@ class ElasticReplica(Replica):
 
     def _around(self, state: Given) -> Given:
         place = {"step": self._elastic.border_step, **self._shards.state_dict()}
-        return {**state, "buffers": dict(self._model.named_buffers()), "replica": place}
+        fixed = {name: p for name, p in self._model.named_parameters() if name not in self._parameters}
+        return {**state, "buffers": {**fixed, **dict(self._model.named_buffers())}, "replica": place}
 
     def _regrouped(self, go: Go) -> None:
         before, self._num_before = self._num_before, len(go.marks)

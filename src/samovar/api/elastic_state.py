@@ -55,5 +55,8 @@ def unpacked(content: Mapping[str, Any], descriptor: int) -> Given:
 
 @torch.no_grad()
 def take_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
+    """Take the values of buffers, and of parameters that nothing trains. A cache may have another size here."""
+    own, saved = {**dict(model.named_parameters()), **dict(model.named_buffers())}, model.state_dict()
+    for name, value in buffers.items():
+        if name in saved or (name in own and own[name].shape == value.shape):
+            own[name].copy_(value)

@@ -57,8 +57,7 @@ class _Process:
         device: torch.device | None,
         timeout_s: float,
     ) -> tuple[Joined, ProcessGroup]:
-        if not 0 < timeout_s < 86_400:
-            raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
+        _require_limit(timeout_s)
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
             if not allocator_is_chosen():
@@ -88,6 +87,7 @@ class _Process:
         job: ElasticJob,
     ) -> ElasticReplica:
         """This process as a worker of an elastic job."""
+        _require_limit(timeout_s)
         if self._elastic is not None and not self._elastic.is_closed:
             raise InputError("replicate: a worker of an elastic job has one replica; close() it first")
         if self._alone is None:
@@ -100,6 +100,11 @@ class _Process:
 
 
 _process = _Process()
+
+
+def _require_limit(timeout_s: float) -> None:
+    if not 0 < timeout_s < 86_400:
+        raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
 
 
 def _in_short(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:

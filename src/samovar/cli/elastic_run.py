@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from samovar.core.errors import InputError
-from samovar.launch.identity import ElasticJob
-from samovar.launch.script import ScriptEnd
+from samovar.launch.identity import AUTO, ElasticJob
+from samovar.launch.script import ScriptEnd, require_port
 from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_door import QuorumDoor, address_of
 from samovar.membership.quorum_relay import QuorumRelay
@@ -37,7 +37,7 @@ class ElasticFlags:
     def name(self) -> str | None:
         return self.elastic if self.elastic is not None else self.join
 
-    def require_fitting(self, *, nodes: int, keep_going: bool) -> bool:
+    def require_fitting(self, *, nodes: int, node_rank: int | None, keep_going: bool, transport: str) -> bool:
         """Whether the job is elastic. Raises InputError if flags do not fit together."""
         limits = {"--min-workers": self.min_workers, "--max-workers": self.max_workers}
         given = [flag for flag, value in limits.items() if value is not None]
@@ -52,11 +52,14 @@ class ElasticFlags:
             raise InputError(
                 "--keep-going is for strategies at a center. An elastic job continues anyway; leave it out"
             )
-        if nodes != 1:
+        if nodes != 1 or node_rank is not None:
             raise InputError(
-                f"{flag}: hosts of an elastic job come and go, so leave --nodes out. Begin it on one host with "
-                "--master-addr, --master-port and --key-file, and give the same with --join on the others"
+                f"{flag}: hosts of an elastic job come and go, so leave --nodes and --node-rank out. Begin it on one "
+                "host with --master-addr, --master-port and --key-file, and give the same with --join on the others"
             )
+        if transport != AUTO:
+            raise InputError(f"{flag}: exchanges in shared memory, and over tcp between hosts; leave --transport out")
+        require_port(self.port)
         place = {"--master-addr": self.address, "--master-port": self.port}
         missing = [name for name, value in place.items() if value is None]
         if len(missing) == 1 or (not missing and self.key_file is None):
@@ -110,7 +113,7 @@ class ElasticRun:
         if self._door is not None:
             self._door.rank_ended(end.process_id)
         if end.return_code:
-            self._say(f"samovar: warning: {end_sentence(end, [], socket.gethostname(), ())}; the others continue")
+            self._say(f"samovar: warning: {end_sentence(end, [], socket.gethostname(), ())}")
 
     def linger(self) -> None:
         """Keep the job for workers that joined it, where those of this command have ended."""

@@ -88,7 +88,7 @@ def run_script(
     """
     num_ranks = _num_ranks(workers, oversubscribe)
     chosen = ElasticFlags(elastic, join, min_workers, max_workers, num_ranks, master_addr, master_port, key_file)
-    is_elastic = chosen.require_fitting(nodes=nodes, keep_going=keep_going)
+    is_elastic = chosen.require_fitting(nodes=nodes, node_rank=node_rank, keep_going=keep_going, transport=transport)
     hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
     output = ScriptOutput(with_doubles=all_lines)
     settings = _settings(transport, key_file) | _figure_settings(metrics, trace)

@@ -57,9 +57,14 @@ class Hosts:
             )
         if not 0 <= number < num_hosts:
             raise InputError(f"--node-rank {number}: hosts are numbered from 0 to {num_hosts - 1}")
-        if not 0 < port <= _MAX_PORT:
-            raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
+        require_port(port)
         return cls(num_hosts, number, address, port)
+
+
+def require_port(port: int | None) -> None:
+    """Raises InputError for a --master-port that is none."""
+    if port is not None and not 0 < port <= _MAX_PORT:
+        raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
 
 
 @dataclass(frozen=True, slots=True)

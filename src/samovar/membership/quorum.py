@@ -271,7 +271,7 @@ class Quorum:
 
     def _open_round(self, now_s: float) -> None:
         """Take in those at the door. The first member that still trains gives them its state, and trains on."""
-        free = self.size.max_workers - len(self._members)
+        free = self.size.max_workers - sum(self._workers[one].last is not Last.LEAVE for one in self._members)
         come = self._door[:free]
         if len(self._members) + len(come) < self.size.min_workers:
             if self._phase is not _Phase.HELD:
@@ -306,7 +306,7 @@ class Quorum:
         """Begin the exchange, in new windows if the members are others than the last time."""
         workers = [self._workers[number] for number in self._members]
         ends = all(worker.last is not Last.NO for worker in workers)
-        exchanges = not ends or any(worker.num_steps for worker in workers)
+        exchanges = not ends or any(worker.num_steps for worker in workers) or self._is_handed_over()
         if exchanges and self._grouped != self.members:
             self.generation += 1
             self._grouped = self.members
@@ -331,7 +331,9 @@ class Quorum:
     def _commit(self, now_s: float) -> None:
         self.round += 1
         leaving = [number for number in self._members if self._workers[number].last is Last.LEAVE]
-        if all(self._workers[number].last is not Last.NO for number in self._members):
+        if self._is_handed_over():
+            del leaving[0]  # it goes when it has given its state
+        elif all(self._workers[number].last is not Last.NO for number in self._members):
             leaving = self._members
         for number in leaving:
             self.send(number, Decision(True))
@@ -340,6 +342,11 @@ class Quorum:
             self._open_round(now_s)
         else:
             self._end("the job has ended; there is nothing to join")
+
+    def _is_handed_over(self) -> bool:
+        """Whether all members leave, and enough others are at the door to continue."""
+        leave = all(self._workers[number].last is Last.LEAVE for number in self._members)
+        return leave and len(self._door) >= self.size.min_workers
 
     def _end(self, why: str) -> None:
         self._phase = _Phase.OVER

@@ -160,6 +160,21 @@ def test_more_than_the_largest_number_wait_as_spares() -> None:
     assert played.quorum.members == (1, 5)
 
 
+@pytest.mark.parametrize("num_steps", [4, 0])
+def test_the_last_one_that_leaves_gives_its_state_to_those_that_wait(num_steps: int) -> None:
+    """A spare takes its place, and also one that came while it trained."""
+    played = Played(2, max_workers=2).begun(1, 2)
+    played.came(5, 6, 7, joins=True)
+    played.ready(1, 2, last=Last.LEAVE, num_steps=num_steps)
+    played.voted(1, 2)
+    found = {number: played.got(number)[-1] for number in (1, 2)}
+    assert [reply.gives for reply in found.values() if isinstance(reply, Decision)] == [True, False]
+    played.quorum.gave(1, 3.0)
+    played.quorum.gone(1, 3.0)
+    assert [type(reply) for number in (5, 6, 7) for reply in played.got(number)] == 2 * [Admission]
+    assert played.quorum.members == (5, 6)
+
+
 def test_a_silent_worker_is_given_up() -> None:
     played = Played(2).begun(1, 2)
     played.ready(1)
