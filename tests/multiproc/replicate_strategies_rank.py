@@ -35,15 +35,15 @@ EVERY: dict[str, dict[str, Any]] = {
 }
 
 
-@samovar.strategy("half-sync")
-class HalfSync(Sync):
-    def reduced(self, step: int) -> Iterator[tuple[Bucket, float]]:
-        for bucket, scale in super().reduced(step):
-            yield bucket, scale / 2
-
-
 def half_sync(process_group: ProcessGroup) -> Any:
     """A gradient by a strategy that halves it, and by the one that it is made from."""
+
+    @samovar.strategy("half-sync")
+    class HalfSync(Sync):
+        def reduced(self, step: int) -> Iterator[tuple[Bucket, float]]:
+            for bucket, scale in super().reduced(step):
+                yield bucket, scale / 2
+
     found = {}
     for name in ("half-sync", "sync"):
         model = perceptron()

@@ -101,7 +101,7 @@ def _with_factors(config: RunConfig, iter_size: int) -> StrategyConfig:
 
 def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
     """A run is not overwritten, nor mixed with another one; but it may resume from its own snapshot."""
-    if out is None or not is_there(out):
+    if out is None or not is_there(out) or not out.is_dir():
         return
     folder = RunFolder(out)
     has_ended, has_saved = folder.result.exists(), not SnapshotStore(folder.snapshots).is_empty()

@@ -45,8 +45,9 @@ def test_what_the_flags_ask_for() -> None:
 def test_a_setting_that_is_called_as_another_flag_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "seeded.py"
     path.write_text(
-        "import samovar\nfrom samovar.strategies.local_sgd import LocalSgd\n"
-        "@samovar.strategy('seeded', settings=(samovar.Setting('seed', int, 'Mine.'),))\nclass Seeded(LocalSgd): ...\n"
+        "import samovar\nfrom samovar.strategies.local_sgd import SYNC_PERIOD, LocalSgd\n"
+        "@samovar.strategy('seeded', settings=(SYNC_PERIOD, samovar.Setting('seed', int, 'Mine.'),))\n"
+        "class Seeded(LocalSgd): ...\n"
     )
     with pytest.raises(InputError, match="--strategy: its setting seed is called as another flag"):
         train(["--strategy", f"{path}:Seeded"])
