@@ -127,8 +127,8 @@ class PeerService:
             if len(self._channels) >= 2 * self._group.world_size:
                 channel.close()
                 return
+            thread.start()  # under the lock: who ends meanwhile may join it
             self._channels[channel] = thread
-        thread.start()
 
     def linger(self, deadline: Deadline) -> None:
         """Return when all peers have gone, or the deadline passes."""

@@ -1,8 +1,9 @@
 """The TCP transport: what a notification promises, what is refused, what happens to those whose peer goes."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Thread
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
-from samovar.transports.tcp_service import PeerHello, TcpConfig
+from samovar.transports.tcp_service import PeerHello, PeerService, TcpConfig
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0
@@ -308,3 +309,22 @@ def test_ranks_meet_at_a_store() -> None:
 def test_every_interface_at_once_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="name"):
         listen(address)
+
+
+def test_who_ends_while_a_peer_comes_waits_for_no_thread_that_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel: Any = object()
+    service = PeerService(Group(0, 2), ["a", "b"], TcpConfig("test"), cast(Any, None))
+    monkeypatch.setattr(service, "_serve", lambda _channel: None)
+    begin, threads = Thread.start, ThreadPoolExecutor()
+    ended: list[Future[None]] = []
+
+    def begin_late(thread: Thread) -> None:
+        if thread.name == "samovar-peer":
+            ended.append(threads.submit(service.linger, in_time()))
+            wait(ended, 0.2)  # where it does not wait for the thread to begin, it ends within
+        begin(thread)
+
+    monkeypatch.setattr(Thread, "start", begin_late)
+    with threads:
+        service.accept(channel)
+        ended[0].result()
