@@ -75,7 +75,11 @@ class ProgressTable:
     @property
     def is_first(self) -> bool:
         """Whether this worker reports, tests and saves for its launch: it is the first that is not gone."""
-        return all(self._is_gone(rank) for rank in range(self.rank))
+        return self._first == self.rank
+
+    @property
+    def _first(self) -> int:
+        return next((rank for rank in range(self.rank) if not self._is_gone(rank)), self.rank)
 
     def is_alone(self, group_size: int) -> bool:
         """Whether all other workers of the launch, outside this worker's group, are gone."""
@@ -133,9 +137,8 @@ class ProgressTable:
         """
         if not own and (now_s := time.monotonic()) - self._looked_s >= _LOOK_FAR_EVERY_S:
             self._looked_s = now_s
-            ranks = range(self.world_size)
-            first = next((rank for rank in ranks if not self._is_gone(rank)), self.rank)
-            own = int(max(self._words(rank)[_STOP] for rank in (ranks if self.is_first else {first, *self._own_host})))
+            ranks = range(self.world_size) if self.is_first else {self._first, *self._own_host}
+            own = int(max(self._words(rank)[_STOP] for rank in ranks))
         if own:
             self._note(_STOP, float(own))
         return own
