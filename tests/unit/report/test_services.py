@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from samovar.core.errors import InputError
 from samovar.report.sinks.base import Sink
 from samovar.report.sinks.choice import close_all, metrics_choice, open_sinks
 
@@ -141,3 +142,11 @@ def test_mlflow_gets_them_in_the_run_that_is_active_and_no_nan(tracked: Any) -> 
         assert tracked.active_run().info.run_id == own.info.run_id
     metrics = tracked.MlflowClient().get_run(own.info.run_id).data.metrics
     assert metrics == {"train/samples": 1.0}
+
+
+@pytest.mark.slow
+def test_mlflow_leaves_no_run_open_if_it_cannot_begin(tracked: Any) -> None:
+    alike = {"a(": 1, "a)": 2}  # one name to MLflow, which takes each once
+    with pytest.raises(InputError, match="metrics mlflow: "):
+        open_sinks(metrics_choice("mlflow", "metrics"), None, alike, "metrics", pytest.fail)
+    assert tracked.active_run() is None

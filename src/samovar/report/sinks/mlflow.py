@@ -38,8 +38,12 @@ class MLflow(Sink):
         self._run_id = active.info.run_id
         self._client = mlflow.MlflowClient()
         parameters = [Param(_OTHER_SIGNS.sub("_", name), str(value)[:_LONGEST_VALUE]) for name, value in run.items()]
-        for start in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
+        try:
+            for start in range(0, len(parameters), _MOST_PARAMETERS):
+                self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
+        except BaseException:
+            self._end("FAILED")
+            raise
 
     def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
         now_s = time.time()
@@ -49,10 +53,14 @@ class MLflow(Sink):
             self._send(now_s)
 
     def close(self) -> None:
-        if self._run_id:
+        try:
             self._send(time.time())
+        finally:
+            self._end("FINISHED")
+
+    def _end(self, status: str) -> None:
         if self._is_own:
-            mlflow.end_run()
+            mlflow.end_run(status)
 
     def _send(self, now_s: float) -> None:
         waiting, self._waiting, self._sent_s = self._waiting, [], now_s
