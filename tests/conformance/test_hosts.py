@@ -1,12 +1,14 @@
 """Hosts of several ranks over TCP: shared memory inside each, the bits and the costs of one memory for all."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -127,6 +129,34 @@ def test_a_rank_of_another_host_that_goes_is_named_and_what_came_before_counts()
             assert window.wait(0, 1, 3, harness.in_time()) == 1
             with pytest.raises(DeadlineExceeded, match="rank 0: rank 1 did not notify slot 1 of window 'data' within"):
                 window.wait(1, 1, 1, Deadline.after(0.15))
+
+    on_hosts(play)
+
+
+def test_who_hears_late_of_a_rank_that_left_gives_up_only_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which `watch` changes
+    all_ranks = Barrier(WORLD_SIZE, timeout=TIMEOUT_S)
+
+    def play(transport: HostsTransport) -> None:
+        rank, local = transport.group.rank, transport._local
+        local.watch(["first", "second"], {})
+        window = transport.open_window("data", 64, 1)
+        leaves = local.group.rank == 0
+        if leaves:
+            window.notify(rank + 1, Notification(0, 1))
+            local.close()
+        all_ranks.wait()
+        if not leaves:
+            assert window.wait(0, 1, rank - 1, harness.in_time()) == 1
+            assert transport._tcp.lost(rank - 1) is not None
+        all_ranks.wait()
+        assert not leaves or local.lost(1) is None
+        all_ranks.wait()
+        if not leaves:
+            with pytest.raises(RankFailed, match="first left before its work was done"):
+                window.wait(0, 2, rank - 1, harness.in_time())
+        all_ranks.wait()
+        assert not leaves or "first left before its work was done" in str(local.lost(1))
 
     on_hosts(play)
 

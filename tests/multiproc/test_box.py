@@ -212,6 +212,19 @@ def test_a_start_that_fails_keeps_what_a_killed_server_left() -> None:
 
 
 @pytest.mark.slow
+def test_a_start_that_fails_keeps_nothing_that_it_has_loaded(tmp_path: Path) -> None:
+    """The next one may load another folder, and would write over it."""
+    box, folder = f"test-{uuid.uuid4().hex}", ("--box-snapshot", str(tmp_path / "box"))
+    with serve(box, *folder) as server:
+        create_buffer(parse_endpoint(box, None), "c", BufferShape(10), "test", Deadline.after(WAIT_S))
+        end(server, signal.SIGTERM)
+    run("serve", "--box", box, *folder, "--listen", "here", "--key-file", "/dev/null", code=2)
+    with serve(box) as server:
+        assert buffer_names(parse_endpoint(box, None), "test", Deadline.after(WAIT_S)) == []
+        end(server, signal.SIGTERM)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
     """With members of other hosts being served."""

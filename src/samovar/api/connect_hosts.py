@@ -155,6 +155,7 @@ def connected_by_library(
         group, timeout_s=timeout_s, names=rank_names(gathering.hosts), deadline_after=heartbeats.deadline
     )
     opened.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
+    opened.give_up = lambda rank: local.lost(places[rank], tells=True) if rank in places else None
     closing.callback(opened.close)
     _announce(gathering, means)
     if gathering.is_one_host:

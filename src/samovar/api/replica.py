@@ -38,6 +38,7 @@ from samovar.frontends.torch.parameters import (
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.strategies.recipe import Recipe
+from samovar.strategies.traits import KINDS
 
 
 class Replica(Checkpoints, FigureCalls):
@@ -290,7 +291,8 @@ class Replica(Checkpoints, FigureCalls):
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
-        of_strategy = ("momentum", "nesterov") if self.config.traits.adds_steps and not is_own else ()
+        asks = any(KINDS[name].traits.adds_steps for name in (self.config.name, state["strategy"]) if name in KINDS)
+        of_strategy = ("momentum", "nesterov") if asks and not is_own else ()
         self._optimizers.load_state_dict(state["optimizer"], of_strategy)
         self._optimizers.multiply_rates(self.rate_factor / state.get("rate_factor", self.rate_factor))
         with_momentum(self.config, self._optimizers, self.world_size)

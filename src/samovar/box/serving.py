@@ -91,12 +91,13 @@ class Service:
             if len(self._threads) >= self.config.most_connections:
                 channel.close()
                 return
+            thread.start()  # under the lock: who ends meanwhile may join it
             self._threads[channel] = thread
-        thread.start()
 
     def serve(self, channel: SecureChannel) -> None:
         """Answer the requests of one connection until it ends, and close it."""
         connection = _Connection(channel, self)
+        channel.heed_silence()
         try:
             while True:
                 connection.answer_next()

@@ -66,15 +66,17 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: stopped.append(number))
     server = BoxServer(box, keep)
+    keeps = server.was_held  # not what only a start that fails has loaded
     try:
         with (
             _snapshots(server, box_snapshot, snapshot_every),
             _network(server, listen_at, key_file, grace) as (place, service),
         ):
             typer.echo(_greeting(server, box, place))
+            keeps = True
             server.serve(lambda: _is_over(stopped, service))
     except BaseException:
-        server.close(keeps_memory=bool(server.buffers.names()))
+        server.close(keeps_memory=keeps and bool(server.buffers.names()))
         raise
     server.close()
     typer.echo(f"box {box!r} has ended")

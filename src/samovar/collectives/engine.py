@@ -111,9 +111,7 @@ class PlannedCollectives:
     @property
     def num_hosts(self) -> int:
         """The hosts of the ranks."""
-        if isinstance(self.host_size, int):
-            return -(-self.group.world_size // self.host_size)
-        return len(self.host_size)
+        return -(-self.group.world_size // self.host_size) if isinstance(self.host_size, int) else len(self.host_size)
 
     @property
     def group(self) -> Group:

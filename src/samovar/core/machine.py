@@ -177,7 +177,7 @@ class CalibrationRecord:
             return from_plain(cls, json.loads(path.read_bytes()))
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; make it with samovar doctor --save") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"{path} is not a calibration: {error}; make one with samovar doctor --save") from error
 
 

@@ -285,17 +285,19 @@ class Quorum:
         self._members = self._by_host([*staying, *come])
         train = (number for number in staying if self._workers[number].last is not Last.FINISH)
         self._giver = next(train, staying[0]) if come else None
-        self._version += self._opened != self.members
-        self._opened = self.members
+        # One that only gives its state takes no part of the data.
+        opened = tuple(number for number in self._members if self._workers[number].last is not Last.LEAVE)
+        self._version += self._opened != opened
+        self._opened = opened
         for number in self._members:
             self._workers[number].is_ready, self._workers[number].since_s = False, now_s
         for number in staying:
             gives = number == self._giver
-            division = self._division(number)
             if is_first:
+                division = self._division(number)
                 self.send(number, Admission(division, self.size.max_workers, is_founder=True, gives=gives))
             else:
-                self.send(number, Decision(True, division, gives))
+                self.send(number, Decision(True, self._division(number) if number in opened else None, gives))
 
     def _by_host(self, members: Sequence[int]) -> list[int]:
         """`members` in an order in which those of a host follow each other. The first one stays the first."""

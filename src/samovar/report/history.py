@@ -107,8 +107,7 @@ class History:
         self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
         self.told = _told(self.files.log)
         self.config = _config(self.files.config)
-        told = self.told.has_result and not self.is_written and self.files.result.is_file()  # copies keep no times
-        self.result = read_result(self.files.result) if told or _is_newest(self.files) else None
+        self.result = read_result(self.files.result) if is_of_last_run(self.files) else None
         return self
 
     @property
@@ -284,8 +283,10 @@ def _config(path: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _is_newest(files: RunFolder) -> bool:
-    """Whether the result is that of the last run here, whose start wrote config.json."""
+def is_of_last_run(files: RunFolder) -> bool:
+    """Whether there is a result, of the last run here, whose start wrote config.json. Copies keep no times."""
+    if not LogFile.is_written(files.log) and _told(files.log).has_result:
+        return files.result.is_file()
     try:
         return files.result.stat().st_mtime_ns >= (files.config.stat().st_mtime_ns if files.config.exists() else 0)
     except FileNotFoundError:

@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
@@ -96,9 +95,7 @@ class Background:
             thread.join(closing.timeout_s())
 
     def _first(self) -> Job | None:
-        with suppress(IndexError):
-            return self._under_way[0]
-        return None
+        return next(iter(self._under_way), None)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

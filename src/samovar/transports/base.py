@@ -210,6 +210,7 @@ class PeerTransport:
         self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
         self.bytes_sent = 0
         self.lost_elsewhere: Callable[[int], str | None] = lambda _peer: None  # what others know of it
+        self.give_up: Callable[[int], str | None] = lambda _peer: None  # the same; others hear that this rank fails
         self._is_closed = False
         self._counting = threading.Lock()
         self._background = Background(threads, _MOST_THREADS)
@@ -273,6 +274,7 @@ class PeerWindow(ABC):
             return value
         own = self._ranks.names[self._rank]
         if (reason := gone(peer)) is not None:
+            self._ranks.give_up(peer)
             raise RankFailed(f"{own}: {other} did not notify slot {slot} of window {self._name!r}: {reason}")
         raise missing_notification(own, other, slot, self._name, waiting_s)
 

@@ -227,7 +227,7 @@ class GaspiTransport(LookingTransport):
     def _failed(self, peer: int) -> RankFailed | None:
         if not self._library.is_corrupt(peer):
             return None
-        reason = self.lost_elsewhere(peer) or _BROKEN
+        reason = self.give_up(peer) or self.lost_elsewhere(peer) or _BROKEN
         return RankFailed(f"{self.names[self.group.rank]}: {self.names[peer]} is gone: {reason}")
 
     def _lost_here(self, peer: int) -> str | None:

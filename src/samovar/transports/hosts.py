@@ -35,7 +35,7 @@ class HostsTransport:
         self._tcp = tcp
         self.group = tcp.group
         self.places = {rank: place for place, rank in enumerate(inside)}
-        tcp.lost_elsewhere = self._lost_here
+        tcp.lost_elsewhere, tcp.give_up = self._lost_here, lambda rank: self._lost_here(rank, tells=True)
 
     @property
     def bytes_sent(self) -> int:
@@ -56,9 +56,9 @@ class HostsTransport:
         """See `TcpTransport.lose`."""
         self._tcp.lose(rank, why)
 
-    def _lost_here(self, rank: int) -> str | None:
+    def _lost_here(self, rank: int, *, tells: bool = False) -> str | None:
         place = self.places.get(rank)
-        return None if place is None else self._local.lost(place)
+        return None if place is None else self._local.lost(place, tells=tells)
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """See `TcpTransport.spawn`."""

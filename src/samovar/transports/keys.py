@@ -37,12 +37,14 @@ def make_key(path: Path) -> None:
 
     An existing file is never overwritten, because others may use it.
     """
-    text = _new_key()
+    text, descriptor = _new_key(), -1
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             file.write(text)
     except OSError as error:
+        if descriptor >= 0:  # a part of a key is none
+            path.unlink(missing_ok=True)
         raise InputError(f"key file {path}: cannot be made ({error.strerror}); name another with --key-file") from error
 
 

@@ -56,11 +56,12 @@ class Peers:
         process = self._processes.get(peer)
         return self._word_of(peer)[0] is not Word.NONE or (process is not None and process.ended())
 
-    def give_up(self, peer: int) -> str:
-        """Tell those that wait for this rank that it gives up, because a peer has ended. Gives this rank's error."""
+    def give_up(self, peer: int, *, tells: bool = True) -> str:
+        """This rank's error if a peer has ended. It `tells` those that wait for this rank that it gives up."""
         sentence = self._how_ended(peer)
-        self.tell_why(sentence)
-        _end_soon()
+        if tells:
+            self.tell_why(sentence)
+            _end_soon()
         return f"{self._names[self._own]}: {sentence}"
 
     def tell_why(self, sentence: str) -> None:
@@ -127,7 +128,7 @@ class NoPeers:
     def has_ended(self, _peer: int) -> bool:
         return True
 
-    def give_up(self, _peer: int) -> str:
+    def give_up(self, _peer: int, **_tells: bool) -> str:
         return self._sentence
 
     def leave(self) -> None:

@@ -196,6 +196,10 @@ class SecureChannel:
     def is_readable(self) -> bool:
         return has_arrived(self._receiving)
 
+    def heed_silence(self) -> None:
+        """Lose a host that is silent for half a minute also where data are on their way to it, and none probes it."""
+        self._receiving.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
     def end(self) -> None:
         """Neither side sends any more; threads that wait for it get ConnectionLost."""
         self.is_over = True

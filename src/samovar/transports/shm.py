@@ -149,9 +149,9 @@ class ShmTransport:
                 seen = peers
         return None
 
-    def lost(self, peer: int) -> str | None:
-        """Why a peer that is watched notifies no rank any more; None if it may do so."""
-        return self._peers.give_up(peer) if self._peers is not None and self._peers.has_ended(peer) else None
+    def lost(self, peer: int, *, tells: bool = False) -> str | None:
+        """Why a peer that is watched notifies no rank any more; None if it may do so. See `Peers.give_up`."""
+        return self._peers.give_up(peer, tells=tells) if self._peers and self._peers.has_ended(peer) else None
 
     def tell_why(self, sentence: str) -> None:
         """See `samovar.transports.base.Watched`."""

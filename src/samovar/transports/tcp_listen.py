@@ -2,7 +2,6 @@
 
 import selectors
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -143,7 +142,7 @@ class Listener:
             self._answer(stranger, stranger.handshake.advance(received))
         except BlockingIOError:
             return
-        except (ssl.SSLError, OSError):
+        except (OSError, RuntimeError):  # it is not of us, or there are no descriptors or threads left
             with suppress(OSError):
                 stranger.connection.send(stranger.handshake.last_words())
             self._refuse(stranger)
@@ -153,9 +152,9 @@ class Listener:
         if answer and stranger.connection.send(answer) != len(answer):
             raise ConnectionResetError
         if stranger.handshake.is_over:
-            self._selector.unregister(stranger.connection)
-            del self._strangers[stranger]
             self._accept(SecureChannel(stranger.connection, stranger.handshake, stranger.peer))
+            self._selector.unregister(stranger.connection)  # only now: until here it can be refused
+            del self._strangers[stranger]
 
     def _refuse(self, stranger: _Stranger) -> None:
         self.num_refused += 1

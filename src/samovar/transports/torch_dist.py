@@ -5,6 +5,7 @@ The only file below the rooms of training that imports torch.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -226,12 +227,10 @@ class NearCollectives:
         last, self._last, deadline = self._last, None, Deadline.after(_CLOSING_S)
         if self.device.type == "cpu":  # gloo has nothing to shut down
             return
-        try:
+        with suppress(TimeoutError, RuntimeError):
             if last is None or polled(last.is_completed, deadline, _PAUSE_S):
                 within(group.shutdown, deadline)
                 return
-        except (TimeoutError, RuntimeError):
-            pass
         _keep(group)
 
 

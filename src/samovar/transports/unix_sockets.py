@@ -73,10 +73,9 @@ class Offer:
         while not self._closing.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except TimeoutError:
+            except OSError:  # nobody came, it was shut down, or there are no descriptors left for now
+                self._closing.wait(_RETRY_S)
                 continue
-            except OSError:  # shut down
-                return
             with connection:
                 self._answer(connection)
 
@@ -127,7 +126,7 @@ def _received(address: str, num_bytes: int, count: int, deadline: Deadline) -> t
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(deadline.timeout_s())
         try:
-            connection.connect(f"\0{address}")
+            _connect(connection, address, deadline)
             message, descriptors, _flags, _address = socket.recv_fds(connection, num_bytes, count)
         except TimeoutError as error:
             raise DeadlineExceeded(f"segment {address}: no answer; is the run stopped?") from error

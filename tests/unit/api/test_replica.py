@@ -272,6 +272,22 @@ def test_a_state_of_another_strategy_leaves_the_momentum_that_this_one_needs(tea
     assert torch.equal(other.weight, model.weight)
 
 
+def test_a_state_of_a_strategy_without_momentum_takes_none_from_another(team: ProcessGroup) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    state = replica_of(team, model, sgd(model, 0.0), "async-sgd").state_dict()
+    optimizer = sgd(other)
+    replica_of(team, other, optimizer).load_state_dict(state)
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+def test_an_optimizer_may_keep_state_that_is_of_no_parameter(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model)
+    optimizer.state["count"] = 3  # type: ignore[index]  # torch saves and loads it as it is
+    state = replica_of(team, model, optimizer).state_dict()
+    assert state["optimizer"]["state"]["count"] == 3
+
+
 def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     for settings, words in (

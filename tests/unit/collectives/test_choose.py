@@ -138,6 +138,7 @@ def with_figures(**changes: Any) -> dict[str, Any]:
         (changed(wake_up_s="1"), "CalibrationRecord.wake_up_s is '1', not float"),
         (changed(wake_up_s=math.nan), "wake_up_s is nan; it must be positive"),
         (changed(wake_up_s=10**400), "is not a calibration"),
+        (changed(cores=10**400), "is not a calibration"),
         (changed(transports=[]), r"CalibrationRecord.transports is \[\], not an object"),
         (changed(transports={}), "transports lacks 'shm'"),
         (changed(transports={"shm": 1}), "TransportFigures is 1, not an object"),

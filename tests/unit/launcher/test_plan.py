@@ -1,5 +1,6 @@
 """Which snapshot a run resumes from, and which folder takes a run."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +38,13 @@ def test_a_run_that_was_killed_is_not_mixed_with_another(tmp_path: Path) -> None
     for snapshot in (None, other):
         with pytest.raises(InputError, match="has a run that did not end; give another folder"):
             _require_not_ended(tmp_path / "a", snapshot)
+
+
+def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path: Path) -> None:
+    start, other = (tmp_path / name / "snapshots" / "step_00000009" for name in "ab")
+    (folder := tmp_path / "out").mkdir()
+    (folder / "metrics.jsonl").touch()
+    (folder / "config.json").write_text(json.dumps({"snapshot": str(start)}))
+    _require_not_ended(folder, start)
+    with pytest.raises(InputError, match=r"has a run that did not end; give another folder$"):
+        _require_not_ended(folder, other)

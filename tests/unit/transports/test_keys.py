@@ -1,6 +1,7 @@
 """Key files: for their owner only, and refused where they are not."""
 
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -27,6 +28,17 @@ def test_a_key_file_is_for_its_owner_only_and_never_written_over(tmp_path: Path)
     link.symlink_to(tmp_path / "elsewhere.pem")
     with pytest.raises(InputError, match="cannot be made"):
         make_key(link)
+
+
+def test_a_part_of_a_key_is_not_left(tmp_path: Path) -> None:
+    path, (_, hard) = tmp_path / "key.pem", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(InputError, match="cannot be made"):
+            make_key(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])

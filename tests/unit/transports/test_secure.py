@@ -266,6 +266,26 @@ def test_more_than_a_handshake_needs_is_not_read(receiver: Receiver) -> None:
     assert receiver.channels.empty()
 
 
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_who_finds_no_descriptor_or_thread_does_not_shut_the_door(key: Key, error: type[Exception]) -> None:
+    full, taken = [error], queue.Queue[SecureChannel]()
+
+    def accept(channel: SecureChannel) -> None:
+        if full:
+            channel.close()
+            raise full.pop()("none is left")
+        taken.put(channel)
+
+    listener = Listener(listen(), key, accept)
+    try:
+        for _ in range(2):
+            connect(listener.address, key, "me", "you", in_time()).close()
+        taken.get(timeout=TIMEOUT_S).close()
+        assert listener.num_refused == 1
+    finally:
+        listener.close()
+
+
 def test_a_member_that_falls_silent_costs_no_more_than_the_deadline(receiver: Receiver, key: Key) -> None:
     with connected(receiver, key) as (near, far):
         with pytest.raises(DeadlineExceeded, match="you did not send data in time"):
@@ -338,6 +358,16 @@ def test_a_host_that_answers_no_probe_is_lost_and_not_late(receiver: Receiver, k
     with connected(receiver, key) as (near, far):
         probe_soon(near)
         drop_all(far._receiving)
+        with pytest.raises(ConnectionLost, match="timed out"):
+            near.receive(in_time())
+
+
+def test_a_silent_host_is_lost_also_with_data_on_their_way_to_it(receiver: Receiver, key: Key) -> None:
+    with connected(receiver, key) as (near, far):
+        near.heed_silence()
+        near._receiving.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)  # and not half a minute
+        drop_all(far._receiving)
+        near.send(b"an answer", None, in_time())
         with pytest.raises(ConnectionLost, match="timed out"):
             near.receive(in_time())
 

@@ -1,5 +1,6 @@
 """Handing a running segment to a process that comes later."""
 
+import errno
 import os
 import shutil
 import socket
@@ -100,6 +101,32 @@ def test_somebody_who_never_answers_ends_by_the_deadline() -> None:
         listener.listen()
         with pytest.raises(DeadlineExceeded, match="no answer"):
             join_segment(address, Deadline.after(0.05))
+
+
+def test_who_finds_a_full_queue_waits() -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as earlier:
+        listener.bind("")
+        listener.listen(0)
+        earlier.connect(listener.getsockname())
+        with pytest.raises(DeadlineExceeded, match="no answer"):
+            join_segment(listener.getsockname().removeprefix(b"\0").decode(), Deadline.after(0.05))
+
+
+def test_an_offer_that_finds_no_descriptor_answers_later(
+    make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, errors = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:
+        if errors:
+            raise errors.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with SegmentOffer(make_segment(1), 1) as offer:
+        descriptor, _ = join_segment(offer.address, Deadline.after(10.0))
+        os.close(descriptor)
+    assert not errors
 
 
 def test_after_close_thread_and_socket_are_gone(make_segment: MakeSegment) -> None:

@@ -127,7 +127,7 @@ class Optimizers:
         """Lay the state out in memory as its parameters are: fused optimizers read both in one order."""
         for optimizer in self.all:
             for p, state in optimizer.state.items():
-                for key, value in state.items():
+                for key, value in state.items() if isinstance(p, torch.Tensor) else ():  # it may have other keys
                     if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
                         state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
 

@@ -211,9 +211,17 @@ class ElasticOrder(EpochOrder):
     same number of batches, so fewer samples than ranks may be left over at the end.
     """
 
+    _is_repeated = False
+
     def start_after(self, epoch: int, cuts: Cuts) -> None:
-        """Divide what is left of the epoch after these parts."""
+        """Divide what is left of the epoch after these parts. Raises InputError if a sampler repeats no order."""
         left = self._drawn(epoch)
+        if not self._is_repeated and repr(left) != repr(self._drawn(epoch)):
+            raise InputError(
+                f"shard: {type(self._source).__name__} gives an epoch another order each time, so workers that come "
+                "would miss samples; let it draw from torch's, NumPy's or Python's numbers, or from its `generator`"
+            )
+        self._is_repeated = True
         for num_batches, world_size in cuts:
             left = self._left_after(left, num_batches, world_size)
         self._own = self._part_of(left, self._group)

@@ -262,5 +262,25 @@ def test_all_ranks_of_an_elastic_epoch_take_equal_numbers_of_batches() -> None:
         assert len(counts) == 1
 
 
+class Restless(Sampler[int]):
+    """A sampler with numbers of its own, which nobody seeds."""
+
+    def __init__(self) -> None:
+        self._own = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._own.sample(range(21), 21))
+
+    def __len__(self) -> int:
+        return 21
+
+
+def test_an_elastic_epoch_refuses_a_sampler_that_repeats_no_order() -> None:
+    _, order = divided_loader(DataLoader(NUMBERS, 4, sampler=Restless()), Group(0, 2), 0, order_type=ElasticOrder)
+    assert isinstance(order, ElasticOrder)
+    with pytest.raises(InputError, match="Restless gives an epoch another order each time"):
+        order.start_after(0, [])
+
+
 def _flat(samples: list[tuple[torch.Tensor]]) -> torch.Tensor:
     return torch.stack([sample for (sample,) in samples])
