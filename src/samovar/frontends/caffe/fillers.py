@@ -29,7 +29,8 @@ def fill_rows(filler: Message, shape: Shape, names: Sequence[str], seed: int) ->
     """As `fill`, but each of len(names) equal shares of the first axis draws from the generator of its own name."""
     rows = shape[0] // len(names) if shape else 1
     share = (rows, *shape[1:]) if shape else ()
-    return torch.cat([_FILLERS[filler.type](filler, share, _seeded(f"{seed} {n}")) for n in names]).reshape(shape)
+    parts = [_FILLERS[filler.type](filler, share, _seeded(f"{seed} {name}")).flatten() for name in names]
+    return torch.cat(parts).reshape(shape)
 
 
 def check_filler(spec: LayerSpec, filler: Message, shape: Shape, *field: str) -> None:

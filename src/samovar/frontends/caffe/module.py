@@ -68,7 +68,7 @@ class Net(nn.Module):
         if self.caffe_net.is_random:
             first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
             sizes = [len(value) for value in batch.values() if value.dim()]
-            batch[SAMPLE_NUMBERS] = torch.arange(first, first + (sizes[0] if sizes else 1))
+            batch[SAMPLE_NUMBERS] = torch.arange(first, first + (sizes[0] if sizes else self.caffe_net.batch_size))
         loss, outputs = self.caffe_net.run(batch)
         if loss is not None:
             return Outputs(outputs, loss)

@@ -33,8 +33,8 @@ class CaffeNet(nn.Module):
 
     A batch must hold the blobs `input_names`. No layer takes the blobs `output_names`, in Caffe's (alphabetical)
     order; `output_shapes` are their shapes for the batch that the net is built for. `parameter_infos` are the
-    parameters and `steps` every layer's turn, both in file order. Any batch size may run. It computes on `device`
-    after `place`; None: where its parameters and its batches are.
+    parameters and `steps` every layer's turn, both in file order. Any batch size may run; it is built for
+    `batch_size`. It computes on `device` after `place`; None: where its parameters and its batches are.
     """
 
     def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
@@ -49,6 +49,9 @@ class CaffeNet(nn.Module):
         self._outlines = tuple(wiring.outlines)
         self.layer_modules = nn.ModuleList(step.layer for step in self.steps)
         self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer)]
+        made = [shape for layer in self._random_layers if not layer.spec.bottoms for shape in layer.top_shapes]
+        self._makes_samples = bool(made)
+        self.batch_size = next((shape[0] for shape in (*wiring.input_shapes.values(), *made) if shape), 1)
         self._num_samples_seen = 0
         self._watch: Watch | None = None
         self.device: torch.device | None = None
@@ -64,7 +67,7 @@ class CaffeNet(nn.Module):
 
     def run(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
         """As `forward`: the weighted loss, and the outputs by name with their graphs."""
-        if self.is_random:
+        if self._makes_samples or self.is_random:
             self._number_samples(batch)
         blobs = self.inputs(batch)
         if self._watch is not None:
@@ -117,11 +120,11 @@ class CaffeNet(nn.Module):
         numbers = batch.get(SAMPLE_NUMBERS)
         if numbers is None:
             sizes = [len(batch[name]) for name in self.input_names if batch[name].dim()]
-            first, count = self._num_samples_seen, sizes[0] if sizes else 1
+            first, count = self._num_samples_seen, sizes[0] if sizes else self.batch_size
             self._num_samples_seen += count
             numbers = torch.arange(first, first + count)
         for layer in self._random_layers:
-            layer.sample_numbers = numbers
+            layer.sample_numbers, layer.rows = numbers, (self.batch_size, len(numbers))
 
     def forget(self) -> bool:
         """Drop the states that layers carry from pass to pass; whether any layer carries some."""

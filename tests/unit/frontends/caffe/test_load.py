@@ -110,6 +110,46 @@ def test_copies_types_and_optimizers(tmp_path: Path) -> None:
     assert doubled["sum"].dtype == torch.float64
 
 
+LSTM = """
+layer { name: "x" type: "Input" top: "x" top: "cont" top: "static" input_param { shape { dim: 3 dim: 2 dim: 4 }
+  shape { dim: 3 dim: 2 } shape { dim: 2 } } }
+layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" bottom: "static" top: "h" recurrent_param { num_output: 5
+  weight_filler { type: "uniform" } } }
+"""
+
+
+def test_states_go_on_after_inference_and_conversion(tmp_path: Path) -> None:
+    net = samovar.caffe.load(written(tmp_path, LSTM))
+    inputs = images(3, 2, 4), torch.ones(3, 2), images(2)
+
+    with torch.inference_mode():
+        first = net(*inputs)
+    net(*inputs).sum().backward()
+    doubled = net.double()(*(value.double() for value in inputs))
+
+    assert first.shape == (3, 2, 5)
+    assert doubled.dtype == torch.float64
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_a_net_in_bfloat16(tmp_path: Path) -> None:
+    """As with any module, `to` converts all layers with parameters, whatever the type of the inputs."""
+    layers = """
+layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn" }
+layer { name: "up" type: "Deconvolution" bottom: "bn" top: "up" convolution_param { num_output: 2 kernel_size: 2
+  weight_filler { type: "xavier" } } }
+layer { name: "prelu" type: "PReLU" bottom: "up" top: "up" }
+"""
+    net = samovar.caffe.load(written(tmp_path, DEPLOY[: DEPLOY.index("layer")] + layers))
+    half = copy.deepcopy(net).to(torch.bfloat16)
+
+    for is_training in (False, True):
+        expected = net.train(is_training)(images(2, 1, 6, 6)).detach()
+        for kind in (torch.float32, torch.bfloat16):
+            found = half.train(is_training)(images(2, 1, 6, 6).to(kind)).detach()
+            assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
 def test_groups_for_an_optimizer_follow_lr_mult(tmp_path: Path) -> None:
     net = samovar.caffe.load(written(tmp_path, DEPLOY))
     groups = net.parameter_groups(lr=0.1, weight_decay=0.01)

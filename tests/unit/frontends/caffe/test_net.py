@@ -173,6 +173,17 @@ def test_permissive_sharing_takes_the_values_in_another_shape(net_of: BuildNet) 
     assert [outline.parameter_shapes for outline in net.layers_for_caffemodel()] == [(), ((2, 3, 2, 2),), ((3, 8),)]
 
 
+def test_a_layer_may_share_with_itself(net_of: BuildNet) -> None:
+    params = 'param { name: "w" } param { name: "w" share_mode: PERMISSIVE }'
+    settings = 'inner_product_param { num_output: 4 weight_filler { type: "uniform" } }'
+    net = net_of(
+        f'layer {{ name: "a" type: "InnerProduct" bottom: "data" top: "y" {params} {settings} }}', {"data": (1, 1)}
+    )
+    (w,) = (info.parameter for info in net.parameter_infos)
+
+    torch.testing.assert_close(net({"data": torch.ones(1, 1)}).scalars["y"], 2 * w.detach().reshape(1, 4))
+
+
 def test_permissive_sharing_needs_as_many_values(net_of: BuildNet) -> None:
     with pytest.raises(
         InputError, match=r"2 x 3 x 2 x 2, but 4 x 8 here; .* with share_mode: PERMISSIVE as many values"

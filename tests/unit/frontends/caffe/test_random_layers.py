@@ -194,3 +194,34 @@ layer { name: "sum" type: "Reduction" bottom: "y" top: "loss" reduction_param { 
     halves = [net({"data": data[part], SAMPLE_NUMBERS: numbers[part]}).loss for part in (slice(4), slice(4, 8))]
 
     torch.testing.assert_close(whole, halves[0] + halves[1], rtol=1e-6, atol=0)
+
+
+def test_dummy_data_has_a_row_for_each_sample_of_a_part(net_of: BuildNet) -> None:
+    """Workers that share a batch have a part of it each. A top with another number of rows stays whole."""
+    net = net_of(
+        'layer { name: "d" type: "DummyData" top: "noise" top: "b" top: "c" dummy_data_param { shape { dim: 6 '
+        'dim: 50 } shape { dim: 6 dim: 3 } shape { dim: 2 } data_filler { type: "gaussian" } data_filler { value: 7 } '
+        'data_filler { } } } layer { name: "sum" type: "Eltwise" bottom: "data" bottom: "noise" top: "y" }',
+        {"data": (6, 50)},
+    )
+    data, numbers = torch.rand(6, 50), [10, 11, 12, 13, 14, 15]
+
+    whole = run(net, data, numbers)
+
+    for size in (1, 2, 4):
+        assert torch.equal(run(net, data[:size], numbers[:size]), whole[:size])
+        scalars = net({"data": data[:size]}).scalars
+        assert torch.equal(scalars["b"], torch.full((size, 3), 7.0))
+        assert scalars["c"].shape == (2,)
+
+
+def test_dummy_data_alone_is_cut_like_any_batch(net_of: BuildNet) -> None:
+    net = net_of(DUMMY)
+
+    assert torch.equal(run(net, None, [3, 4]), run(net, None, [0, 1, 2, 3, 4, 5])[3:5])
+
+
+def test_single_values_are_drawn(net_of: BuildNet) -> None:
+    net = net_of(DUMMY.replace("dim: 6 dim: 500", "") + DROPOUT.replace('"data"', '"y"'))
+
+    assert run(net, None).shape == ()

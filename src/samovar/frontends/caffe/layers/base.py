@@ -128,7 +128,11 @@ class Layer(nn.Module):
             raise self.spec.error(refusal.format(least=least, most=most)) from None
 
     def taken(self, bottom: torch.Tensor) -> torch.Tensor:
-        """The bottom as this layer takes it: float32 if it takes neither integers nor bfloat16."""
+        """The bottom as this layer takes it: float32 if it takes neither integers nor bfloat16.
+        If the net was converted to bfloat16 (`net.to`), what meets parameters is bfloat16, too."""
+        own = None if self.takes_integers else next(iter(self._parameters.values()), None)
+        if own is not None and own.dtype == torch.bfloat16:
+            return bottom.bfloat16()
         if bottom.dtype == torch.bfloat16:
             return bottom if self.takes_half else bottom.float()
         return bottom if self.takes_integers or bottom.is_floating_point() else bottom.float()
@@ -139,7 +143,7 @@ class Layer(nn.Module):
             computed: tuple[torch.Tensor, ...] = self(*bottoms)
         else:
             own = {name: attrgetter(name)(self).reshape(shape) for name, shape in self.reshaped.items()}
-            computed = functional_call(self, own, bottoms)
+            computed = functional_call(self, own, bottoms, tie_weights=False)
         return computed
 
     def caffe_parameters(self) -> list[nn.Parameter]:

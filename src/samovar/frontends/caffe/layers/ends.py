@@ -23,7 +23,7 @@ class DummyData(RandomLayer):
     """Tops of given shapes: constants are made once, other fillers draw in every forward pass.
 
     One filler for all tops or one for each; without any, zeros. The draws of a row depend on the seed, the layer and
-    the row's sample alone.
+    the row's sample alone. A top with a row for each sample has as many as the present batch, also of a part.
     """
 
     num_bottoms = (0, 0)
@@ -77,11 +77,14 @@ class DummyData(RandomLayer):
         return shapes * num_tops if len(shapes) == 1 else shapes
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        tops = [self._drawn(index) if constant is None else constant for index, constant in enumerate(self.constants)]
-        return tuple(top.to(self._place.device) for top in tops)
+        whole, present = self.rows
+        shapes = [(present, *shape[1:]) if shape[:1] == (whole,) else shape for shape in self.top_shapes]
+        return tuple(self._top(index, shape).to(self._place.device) for index, shape in enumerate(shapes))
 
-    def _drawn(self, index: int) -> torch.Tensor:
-        shape, name = self.top_shapes[index], f"{self.spec.name}/{index}"
+    def _top(self, index: int, shape: Shape) -> torch.Tensor:
+        constant, name = self.constants[index], f"{self.spec.name}/{index}"
+        if constant is not None:
+            return constant if constant.shape == shape else constant[:1].expand(shape)
         rows = [f"{name} {number}" for number in self.numbers_for(shape).tolist()]
         return fill_rows(self.fillers[index], shape, rows, self.seed)
 

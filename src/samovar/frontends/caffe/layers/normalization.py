@@ -55,7 +55,7 @@ class BatchNorm(Layer):
         if self.uses_global:
             count = float(self.count.detach())
             scale = 0.0 if count == 0 else 1 / count
-            mean, variance = self.mean.detach() * scale, self.variance.detach() * scale
+            mean, variance = ((sums.detach() * scale).to(x.dtype) for sums in (self.mean, self.variance))
             return (torch.batch_norm(x, None, None, mean, variance, False, 0.0, self.eps, False),)
         if kernels.takes_channels_last(x):
             y, mean, variance = kernels.normalized(x, self.eps)

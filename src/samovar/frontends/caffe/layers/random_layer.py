@@ -30,6 +30,7 @@ class RandomLayer(Layer):
         self._key = np.frombuffer(digest[:16], "<u8").copy()
         self.is_random = True
         self.sample_numbers = torch.zeros(1, dtype=torch.int64)
+        self.rows = (0, 0)  # of the batch that the net is built for, and of the present one; set with the numbers
 
     def numbers_for(self, shape: Shape) -> npt.NDArray[np.int64]:
         """The samples' numbers; the first one alone if samples do not divide the first axis evenly."""
@@ -91,5 +92,5 @@ class Dropout(RandomLayer):
         if not self.is_random:
             return (x,)
         kept = self.words(tuple(x.shape)) >= self.threshold
-        mask = sent(torch.from_numpy(kept), x.device).to(x.dtype).mul_(self.scale)
+        mask = sent(torch.from_numpy(np.asarray(kept)), x.device).to(x.dtype).mul_(self.scale)
         return (x * mask,)

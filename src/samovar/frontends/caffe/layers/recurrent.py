@@ -87,7 +87,7 @@ class _Recurrent(Layer):
         x, cont = bottoms[0].flatten(2) if bottoms[0].dim() > 2 else bottoms[0][..., None], bottoms[1]
         gates = F.linear(x, self.input_weight, self.input_bias)
         if self.static_weight is not None:
-            gates = gates + F.linear(bottoms[2].flatten(1), self.static_weight)
+            gates = gates + F.linear(bottoms[2].reshape(-1, self.static_weight.shape[1]), self.static_weight)
         states = self._first_states(bottoms, gates)
         outputs = []
         for step in range(len(x)):
@@ -104,7 +104,7 @@ class _Recurrent(Layer):
             return [bottom[0].detach() for bottom in bottoms[len(bottoms) - self.num_exposed :]]
         shape = (gates.shape[1], self.num_output)
         if self.carried and self.carried[0].shape == shape:
-            return self.carried
+            return [state.to(gates, copy=True) for state in self.carried]  # from inference, or before `net.to`
         return [gates.new_zeros(shape) for _ in range(self.num_states)]
 
     @abstractmethod
