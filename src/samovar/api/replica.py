@@ -24,6 +24,7 @@ from samovar.api.shards import Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.neighbours import LoadHook, claim, keep_alone, let_go, release
@@ -41,7 +42,7 @@ from samovar.strategies.recipe import Recipe
 from samovar.strategies.traits import KINDS
 
 
-class Replica(Checkpoints, FigureCalls):
+class Replica(Checkpoints, FigureCalls, Closing):
     """One rank's model and optimizer, as `samovar.replicate` returns them.
 
     All ranks make the same calls in the same order. At a center each rank makes them when it comes to them. No wait for
@@ -238,12 +239,6 @@ class Replica(Checkpoints, FigureCalls):
             self._is_closed = self._is_finished = True
             self._closing.close()
             self._exchange = Exchange()
-
-    def __enter__(self) -> "Replica":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The state that this rank needs to resume with the same bits: numbers, strings and copied tensors.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from samovar.box.board import MAX_MEMBERS, Board, create_board
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 from samovar.core.host import create_empty, seal
 from samovar.transports.base import Array
@@ -77,7 +78,7 @@ class BufferShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Closing):
     """Descriptors of a buffer's two files; the receiver owns them. `is_new`: made by this call."""
 
     center: int
@@ -87,12 +88,6 @@ class Buffer:
     def close(self) -> None:
         os.close(self.center)
         os.close(self.board)
-
-    def __enter__(self) -> "Buffer":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from samovar.box.endpoints import BoxView, Endpoints, create_shards, drop_shards
 from samovar.box.joining import BoxSeat, buffer_names
 from samovar.box.local import DEFAULT_BOX
 from samovar.core.clock import Deadline
+from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
 from samovar.transports.base import Array
 
@@ -98,7 +99,7 @@ class Box:
         return Deadline.after(self._timeout_s)
 
 
-class BoxBuffer:
+class BoxBuffer(Closing):
     """A buffer c of a box: float32 (N,), which programs change together. A context manager, which leaves at its end.
 
     Arrays are of NumPy, or tensors on the CPU, of any shape with N elements. `get` only looks. The first change takes
@@ -156,12 +157,6 @@ class BoxBuffer:
             if self._seat is not None:
                 self._seat.close()
             self._view.close()
-
-    def __enter__(self) -> "BoxBuffer":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"BoxBuffer({self.name!r}, {self.num_elements:,} elements, {self._places})"

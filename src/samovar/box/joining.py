@@ -21,6 +21,7 @@ from samovar.box.protocol import Creation, Kind, pack_name
 from samovar.box.remote import RemoteBoard, RemoteCenter
 from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import read_key
 from samovar.transports.tcp_listen import HIGHEST_PORT, parse_address
@@ -43,7 +44,7 @@ class Endpoint:
         return f"the box at {self.address[0]}:{self.address[1]}"
 
 
-class BoxSeat:
+class BoxSeat(Closing):
     """One member of a buffer; a context manager, which leaves the box at its end.
 
     If the box's server dies, a local seat continues. A remote one waits for the next server until its deadlines.
@@ -61,12 +62,6 @@ class BoxSeat:
     def close(self) -> None:
         """Show the last post, end updates in the background, then free the row."""
         self._leave()
-
-    def __enter__(self) -> "BoxSeat":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 def parse_endpoint(text: str, key_file: Path | None) -> Endpoint:

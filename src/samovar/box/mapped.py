@@ -18,6 +18,7 @@ from samovar import _native
 from samovar.box.base import PendingPush, Versions
 from samovar.box.board import MAX_MEMBERS, Member
 from samovar.core.clock import Deadline
+from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
 from samovar.core.host import create_empty, is_sealed, seal
 from samovar.transports.base import Array
@@ -84,7 +85,7 @@ def is_filled(descriptor: int) -> bool:
     return is_sealed(descriptor)
 
 
-class MappedCenter:
+class MappedCenter(Closing):
     """The center behind `descriptor` as `member` sees it (see `samovar.box.base.Center`); without a member, read-only.
 
     The descriptor may be closed afterwards. One object is one member: its updates run one after the other, those in
@@ -119,12 +120,6 @@ class MappedCenter:
         """End the thread after the chunk at hand and give the row back."""
         self._native.close()
         self._pushed.clear()
-
-    def __enter__(self) -> "MappedCenter":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def write(self, values: Array, _deadline: Deadline) -> None:
         self.write_chunks(0, values)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 from samovar.data.cache import Bytes, CacheSetup, Int64s, RecordCache
 from samovar.data.config import ImageDataConfig, TransformConfig
@@ -42,7 +43,7 @@ class ImageDataset(Protocol):
         """Close the files. Further calls do nothing."""
 
 
-class LmdbDataset:
+class LmdbDataset(Closing):
     """Datum records of one LMDB folder, numbered 0 .. len - 1 in key order; of a share, as in the whole database.
 
     Compressed records are decoded to the channels that `transform` asks for. `sample_shape` is (C, H, W) of the first
@@ -79,12 +80,6 @@ class LmdbDataset:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "LmdbDataset":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _first_shape(self) -> tuple[int, int, int]:
         if len(self._file) == 0:

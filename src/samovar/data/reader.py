@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 from samovar.data.cache import CacheSetup, CacheSource, RecordCache
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, WindowDataConfig
@@ -121,7 +122,7 @@ class WithoutData:
     """Blobs that a program would fill (batch first); here they are zeros, as Caffe leaves them."""
 
 
-class BatchReader:
+class BatchReader(Closing):
     """Any run of global samples of a net's data layers, transformed; holds no position.
 
     All layers read the same global samples. Layers with equally many records have the same shuffled order, and draw
@@ -231,12 +232,6 @@ class BatchReader:
     def close(self) -> None:
         for source in self._open:
             source.close()
-
-    def __enter__(self) -> "BatchReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _common_batch_size(layers: Sequence[LayerConfig]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from samovar.core.clock import Deadline
+from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 from samovar.data.order import Portions
@@ -35,7 +36,7 @@ class Batch:
     global_num_samples: int
 
 
-class BatchStream:
+class BatchStream(Closing):
     """This rank's portions of the samples, from number `start`, without end. One thread reads ahead.
     At most PREFETCHED_BATCHES batches wait. The stream owns the reader and closes it."""
 
@@ -78,12 +79,6 @@ class BatchStream:
         self._thread.join(_CLOSE_WAIT_S)
         if not self._thread.is_alive():
             self._reader.close()
-
-    def __enter__(self) -> "BatchStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _prefetch(self, start: int) -> None:
         try:

@@ -27,6 +27,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from samovar.core.closing import Closing
 from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
 
@@ -45,7 +46,7 @@ _FIRST_MAP_BYTES = 64 << 20
 _RECORDS_PER_COMMIT, _BYTES_PER_COMMIT, _RECORDS_AT_ONCE = 4096, 64 << 20, 256
 
 
-class LmdbFile:
+class LmdbFile(Closing):
     """The records of the main database in key order; several threads may read.
 
     Cost: opening reads every branch and leaf page once and keeps 32 bytes per record.
@@ -91,12 +92,6 @@ class LmdbFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> "LmdbFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 from samovar.core.plain import as_number, json_line
 from samovar.report.run_folder import write_atomic
@@ -19,7 +20,7 @@ from samovar.report.sinks.base import Sink
 Line = dict[str, Any]
 
 
-class MetricsWriter(Sink):
+class MetricsWriter(Sink, Closing):
     """Appends to `path`; a run that starts after `start_step` steps first drops the lines beyond it.
 
     The system has each line before `write` returns. Raises InputError if the disk refuses, or if `path` is a different
@@ -50,12 +51,6 @@ class MetricsWriter(Sink):
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "MetricsWriter":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def _write_all(self, line: bytes) -> None:
         left = memoryview(line)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from samovar.box.base import Versions
+from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 
 _FORMAT = 1
@@ -39,7 +40,7 @@ class LogHead:
         return -(-self.num_elements // self.chunk_elements)
 
 
-class OrderWriter:
+class OrderWriter(Closing):
     """A writer of a new file at `path`; use it as a context manager. Raises OSError."""
 
     def __init__(self, path: Path, head: LogHead) -> None:
@@ -67,12 +68,6 @@ class OrderWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "OrderWriter":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def _versions(self, letter: bytes, versions: Versions) -> None:
         differences = versions - self._last

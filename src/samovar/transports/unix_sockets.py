@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from samovar.core.clock import Deadline
+from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -37,7 +38,7 @@ def user_process(connection: socket.socket) -> int | None:
     return int(process_id) if uid == os.getuid() else None
 
 
-class Offer:
+class Offer(Closing):
     """Answers joiners of the same user with `message` and `descriptors` until closed."""
 
     def __init__(self, address: str, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
@@ -55,12 +56,6 @@ class Offer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="samovar-offer", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the offer; joiners keep what they received."""
