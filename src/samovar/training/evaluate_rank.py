@@ -1,6 +1,5 @@
 """The test job of one rank: a net's outputs over a number of batches."""
 
-import contextlib
 from pathlib import Path
 
 from samovar.core.device import BF16
@@ -25,9 +24,7 @@ def run_evaluation(context: RankContext) -> None:
     """Compute mean outputs of the TEST net with the given weights; rank 0 reports them. Raises SamovarError."""
     config = context.config
     definition = load_net(config.model, config.level, config.stages)
-    with contextlib.ExitStack() as stack:
-        reader = build.open_reader(definition, "TEST", config, 0)
-        stack.callback(reader.close)
+    with build.open_reader(definition, "TEST", config, 0) as reader:
         require_same_data(context, reader)
         net = build.net_for(definition, reader, 0, config)
         notices = (*definition.warnings, *load_weights(net, config.weights))

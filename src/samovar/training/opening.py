@@ -103,7 +103,7 @@ class Opened:
             own = member_portions(group, self.global_batch, order_index, len(self.reader))
         if self.context.config.hold_data and self.context.config.job == "train":
             hold_training_set(self.context, self.reader)
-        with contextlib.closing(BatchStream(self.reader, own, first_batch)) as stream:
+        with BatchStream(self.reader, own, first_batch) as stream:
             yield stream
 
 
@@ -114,7 +114,7 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     caffe = load_solver(config.model)
     definition = load_source(caffe.net, config.level, config.stages)
     seed = build.run_seed(config, caffe)
-    with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
+    with build.open_reader(definition, "TRAIN", config, seed) as reader:
         changed, changes = by_recipe(config, caffe, reader.batch_size)
         if context.is_first and (sentence := larger_steps(config, caffe, reader.batch_size, changes)):
             context.writer.write(Notice(level="info", text=sentence))

@@ -38,8 +38,7 @@ def _part(
 ) -> TestPart:
     config = context.config
     definition = load_source(test.source)
-    reader = build.open_reader(definition, "TEST", config, 0)
-    stack.callback(reader.close)
+    reader = stack.enter_context(build.open_reader(definition, "TEST", config, 0))
     require_same_data(context, reader)
     test_net = build.net_for(definition, reader, 0, config)
     if {info.name for info in test_net.parameter_infos} - {info.name for info in net.parameter_infos}:
