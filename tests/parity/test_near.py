@@ -18,7 +18,7 @@ from samovar.core.errors import NotFinite
 from samovar.frontends.torch.late import LateCopy
 from samovar.report.steps import StepDone
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Outcome, Requests, Schedule, StepMade
+from samovar.training.loop import Duties, Observer, Outcome, Requests, Schedule, StepMade
 from samovar.transports.base import Transport
 from tests.fake_device import AWAY, away_mode
 from tests.fake_streams import Meetings
@@ -56,7 +56,7 @@ def allowed(setting: Setting, step: int, model_bytes: int) -> tuple[int, int]:
 
 
 @dataclass
-class Seen:
+class Seen(Observer):
     """What a rank's observer is told, and of each step the bytes over the bus and the host's waits for the device."""
 
     losses: list[float] = field(default_factory=list)
@@ -69,10 +69,6 @@ class Seen:
     def step_done(self, done: StepDone) -> None:
         self.losses.append(done.loss)
         self.steps.append(done.steps_done)
-
-    def tested(self, *_result: object) -> None: ...
-    def forwarded(self, *_result: object) -> None: ...
-    def ended(self) -> None: ...
 
 
 def trained(path: Path, setting: Setting, num_steps: int, seed: int | None, spoil: int, transport: Transport) -> Seen:

@@ -56,7 +56,6 @@ class SeenAtACenter(Seen):
     said: list[str] = field(default_factory=list)
     state: list[Any] = field(default_factory=list)
 
-    def workers_seen(self, *_states: object) -> None: ...
     def inform(self, _text: str) -> None: ...
 
     def warn(self, text: str) -> None:

@@ -23,7 +23,7 @@ from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.training.finite import FiniteCheck
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Requests, Schedule, Training
+from samovar.training.loop import Duties, Observer, Requests, Schedule, Training
 from samovar.training.step import Parts, Worker
 from samovar.transports.shm import ShmTransport
 from tests.parity.lenet import BATCH, Lenet, random_batch
@@ -46,7 +46,7 @@ class Same:
         return self._batch
 
 
-class Seen:
+class Seen(Observer):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -54,10 +54,6 @@ class Seen:
 
     def step_done(self, done: StepDone) -> None:
         self.done.append(done)
-
-    def tested(self, *_: object) -> None: ...
-    def forwarded(self, *_: object) -> None: ...
-    def ended(self) -> None: ...
 
 
 class Slow(torch.autograd.Function):

@@ -27,12 +27,6 @@ _DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
 Agree: TypeAlias = Callable[[int, int | None], tuple[int, int | None]]
 
 
-class AsyncObserver(Observer, Protocol):
-    """An observer that also sees the progress of each worker."""
-
-    def workers_seen(self, steps_done: int, states: Sequence[WorkerState]) -> None: ...
-
-
 class Voice(Protocol):
     """Writes messages to the user."""
 
@@ -59,7 +53,7 @@ class Master:
     steps, up to the number that was asked for. Steps that an earlier master did not report are counted, not reported.
     """
 
-    def __init__(self, run: Run, duties: Duties, observer: AsyncObserver, settle: Callable[[], None]) -> None:
+    def __init__(self, run: Run, duties: Duties, observer: Observer, settle: Callable[[], None]) -> None:
         self._run = run
         self._duties = duties
         self._observer = observer
@@ -115,7 +109,7 @@ class Master:
         seconds, self._told_s = now_s - self._told_s, now_s
         num_samples, self._num_samples = samples - self._num_samples, samples
         self._duties.reached(steps)
-        self._observer.workers_seen(steps, states)
+        self._observer.workers_seen(states)
         self._duties.tell(StepDone(steps, _mean_loss(states), num_samples, seconds, times, num_steps=steps - before))
 
     def _run_steps(self) -> int:

@@ -19,11 +19,11 @@ from samovar.solver.policy import PolicyConfig
 from samovar.training.build import Learner
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult, named_values
-from samovar.training.loop import Requests
+from samovar.training.loop import Observer, Requests
 from samovar.training.schedule import num_steps_of
 
 
-class CaffeObserver:
+class CaffeObserver(Observer):
     """Report every `display`-th iteration, counted from 0, with the outputs of its last forward pass on this rank.
 
     Each step must be reported before the next one begins (`Schedule.is_prompt`).
@@ -60,9 +60,6 @@ class CaffeObserver:
         loss = result.loss if self._tells_test_loss else None
         weights = self._test_loss_weights[net]
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss, loss_weights=weights))
-
-    def ended(self) -> None:
-        """Report nothing, as Caffe."""
 
     def forwarded(self, steps_done: int, loss: float) -> None:
         self._losses.append(loss)

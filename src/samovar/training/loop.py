@@ -1,10 +1,11 @@
 """The training loop of a rank: steps at a pace, and the reports, tests and snapshots between them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from samovar.membership.progress_table import WorkerState
 from samovar.report.steps import StepDone, StepTimes
 from samovar.training.evaluation import TestResult
 from samovar.training.step import StepLoss, Worker
@@ -47,13 +48,23 @@ class StepMade:
     seconds: float
 
 
-class Observer(Protocol):
-    """An observer of training; every rank that reports calls it with the same values, except times."""
+class Observer:
+    """An observer of training, which reports nothing. All ranks that have one see the same values, except times."""
 
-    def step_done(self, done: StepDone) -> None: ...
-    def tested(self, steps_done: int, net: int, result: TestResult) -> None: ...
-    def forwarded(self, steps_done: int, loss: float) -> None: ...
-    def ended(self) -> None: ...
+    def step_done(self, done: StepDone) -> None:
+        """A step is done."""
+
+    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
+        """A test pass of test net `net` is over."""
+
+    def forwarded(self, steps_done: int, loss: float) -> None:
+        """Only for Caffe's own command: the loss of one more forward pass."""
+
+    def workers_seen(self, states: Sequence[WorkerState]) -> None:
+        """At a center: the progress of each worker, before the `step_done` that follows from it."""
+
+    def ended(self) -> None:
+        """Training is over."""
 
 
 @dataclass(slots=True)

@@ -16,13 +16,14 @@ from samovar.report.time_spent import Advice
 from samovar.solver.policy import PolicyConfig
 from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluation import TestResult
+from samovar.training.loop import Observer
 
 # A run without `display` still shows progress.
 _SILENCE_S = 1.0
 TOTAL_LOSS = "test_loss"  # the weighted sum of all losses (test_compute_loss)
 
 
-class RunObserver:
+class RunObserver(Observer):
     """Show every `display_interval` steps the mean loss of the last `average_loss` steps, and the speed."""
 
     def __init__(
@@ -61,9 +62,6 @@ class RunObserver:
         self._figures.write(steps_done, "test" if net == 0 else f"test_{net}", values)
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss))
 
-    def forwarded(self, steps_done: int, loss: float) -> None:
-        """Report nothing: only Caffe's own command asks for it."""
-
     def ended(self) -> None:
         verdict = self._figures.verdict()
         if verdict is not None:
@@ -89,22 +87,6 @@ class RunObserver:
         )
 
 
-class SilentObserver:
-    """The observer of the other ranks: they see the same numbers."""
-
-    def step_done(self, done: StepDone) -> None:
-        """Rank 0 reports it."""
-
-    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
-        """Rank 0 reports it."""
-
-    def forwarded(self, steps_done: int, loss: float) -> None:
-        """Rank 0 reports it."""
-
-    def ended(self) -> None:
-        """Rank 0 reports it."""
-
-
 def advice_for(strategy: StrategyConfig) -> Advice:
     """The advice by what takes too long, in flags of the command."""
     if strategy.exchanges_weights:
@@ -124,8 +106,7 @@ class WorkersObserver(RunObserver):
 
     _states: Sequence[WorkerState] = ()
 
-    def workers_seen(self, _steps_done: int, states: Sequence[WorkerState]) -> None:
-        """Called before `step_done` of the same step."""
+    def workers_seen(self, states: Sequence[WorkerState]) -> None:
         self._states = states
 
     def _progress(self, done: StepDone, rate: float) -> Progress:

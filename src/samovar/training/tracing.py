@@ -122,7 +122,7 @@ def _tell(context: RankContext, level: str, text: str) -> None:
     context.writer.write(Notice(level=level, text=text))
 
 
-class TraceObserver:
+class TraceObserver(Observer):
     """An observer that passes all to `inner`, and starts the merge of the trace as soon as all parts are written."""
 
     def __init__(self, inner: Observer, tracing: Tracing, merges_early: bool = True) -> None:

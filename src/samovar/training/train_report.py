@@ -28,7 +28,7 @@ from samovar.training import bucket_cut, build
 from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
-from samovar.training.observer import RunObserver, SilentObserver, advice_for
+from samovar.training.observer import RunObserver, advice_for
 from samovar.training.opening import Opened
 from samovar.training.recipe import recipe_sentence
 from samovar.training.snapshots import make_saver
@@ -132,7 +132,7 @@ def run_observer(
     context: RankContext, caffe: CaffeSolver, learner: build.Learner, tests: tuple[TestPart, ...], schedule: Schedule
 ) -> Iterator[Observer]:
     if not context.is_first:
-        yield SilentObserver()
+        yield Observer()  # the others see the same numbers
         return
     test_losses = tuple(test.loss_weights for test in tests)
     if context.config.by_caffe:
