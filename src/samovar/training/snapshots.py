@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +27,9 @@ from samovar.training.resume import RANK_PART
 from samovar.transports.base import Transport
 
 
-class Saver(Protocol):
-    """Saves a run's state; every rank calls it after the same steps."""
-
-    def save(self, steps_done: int) -> Path | None:
-        """Write the state. Returns its path on rank 0; raises InputError if the disk refuses."""
-
-
-def make_saver(caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport) -> Saver:
+def make_saver(
+    caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport
+) -> "PrefixSaver | FolderSaver":
     """A saver into the run folder, or for `samovar caffe train` to the solver's snapshot_prefix. Raises InputError."""
     require_room(caffe.snapshot_format, learner.num_parameters, num_histories(solver_config(caffe)))
     if caffe.snapshot_format == "HDF5":  # names that it cannot hold show now

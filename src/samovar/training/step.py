@@ -15,6 +15,7 @@ from samovar.model.half import NetOutput
 from samovar.model.model import Model
 from samovar.report.steps import Laps, StepTimes
 from samovar.strategies.base import Strategy
+from samovar.strategies.exact import SliceSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,6 @@ class Updates(Protocol):
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None: ...
 
 
-class PartSums(Protocol):
-    """A receiver of each part's gradient, if parts are not simply added up."""
-
-    def add(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of a rank's step: `count` batches, whose gradients are added up, in `sums` if that is given.
@@ -69,7 +64,7 @@ class Parts:
     count: int
     num_shares: int
     divisor: int
-    sums: PartSums | None = None
+    sums: SliceSums | None = None
 
 
 class Worker:
