@@ -36,7 +36,6 @@ from samovar.strategies.factors import Factoring
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
-from samovar.training.evaluation import Evaluation
 from samovar.training.factors import factoring_in, layout_with_factors
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
@@ -242,13 +241,6 @@ def build_worker(
     learner: Learner, stream: BatchStream, config: RunConfig, updates: Updates, laps: Laps | None
 ) -> Worker:
     return Worker(learner.model, updates, learner.strategy, stream, learner.parts, config.timeout_s, laps)
-
-
-def build_evaluation(
-    net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float, number: int = 0
-) -> Evaluation:
-    """A test of `net`; `number` distinguishes several test nets."""
-    return Evaluation(net, net.output_shapes, reader, num_batches, transport, timeout_s, f"test {number}")
 
 
 def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig, seed: int) -> BatchReader:

@@ -14,7 +14,7 @@ from samovar.report.records import Notice, Tested, TestedBatch
 from samovar.training import build
 from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
-from samovar.training.evaluation import TestResult
+from samovar.training.evaluation import Evaluation, TestResult
 from samovar.training.same_data import require_same_data
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's
@@ -37,8 +37,7 @@ def run_evaluation(context: RankContext) -> None:
             show_values_of_test(context, net)
         num_batches = config.iterations or DEFAULT_NUM_BATCHES
         outputs = _kept_outputs(net, config.hdf5_out, num_batches)
-        evaluation = build.build_evaluation(net, reader, num_batches, context.transport, config.timeout_s)
-        result = evaluation.run()
+        result = Evaluation(net, reader, num_batches, context.transport, config.timeout_s).run()
         if config.hdf5_out is not None:
             written = [path for output in outputs if (path := output.write(config.hdf5_out)) is not None]
             notices += tuple(f"{path}: written" for path in written)

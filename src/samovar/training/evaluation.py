@@ -40,23 +40,22 @@ class Evaluation:
 
     Rank r computes batches r, r + P, and so on; if the net carries states from batch to batch, rank 0 computes all.
     Each result is made by one rank and only copied by the others (x + 0 = x). The mean is taken in batch order, so any
-    number of workers gives the same bits. `output_shapes` are those of the outputs, by name; InputError if they have
-    too many values. `name` distinguishes several evaluations.
+    number of workers gives the same bits. `number` distinguishes several test nets. Raises InputError if the outputs
+    have too many values.
     """
 
     def __init__(
         self,
         net: CaffeNet,
-        output_shapes: Mapping[str, Sequence[int]],
         reader: BatchReader,
         num_batches: int,
         transport: Transport,
         timeout_s: float,
-        name: str = "test",
+        number: int = 0,
     ) -> None:
         self._net = net
-        self._output_names = tuple(output_shapes)
-        self._columns = _planned_names(output_shapes)
+        self._output_names = tuple(net.output_shapes)
+        self._columns = _planned_names(net.output_shapes)
         self._reader = reader
         self._num_batches = num_batches
         self._group = transport.group
@@ -67,10 +66,10 @@ class Evaluation:
                 f"test net: {num_batches:,} batches of {len(self._columns):,} output values each; at most "
                 f"{MAX_TABLE_VALUES // (len(self._columns) + 1):,} can be kept, lower test_iter or --iterations"
             )
-        window = transport.open_window(f"{name} results", count * 8, 0)
+        window = transport.open_window(f"test {number} results", count * 8, 0)
         self._results = Region.of(window, 0, count, np.float64)
         plan = tree_all_reduce(transport.group.rank, transport.group.world_size)
-        self._channel = open_channel(f"{name} all-reduce", plan, transport, self._results)
+        self._channel = open_channel(f"test {number} all-reduce", plan, transport, self._results)
 
     def run(self) -> TestResult:
         """Run the test; the result is the same on every rank."""

@@ -134,7 +134,7 @@ def run_observer(
     if not context.is_first:
         yield Observer()  # the others see the same numbers
         return
-    test_losses = tuple(test.loss_weights for test in tests)
+    test_losses = tuple(test.net.loss_weights for test in tests)
     if context.config.by_caffe:
         yield CaffeObserver(context.writer, learner.net, caffe, learner.solver.config.policy, test_losses)
         return

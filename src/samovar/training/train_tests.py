@@ -23,7 +23,6 @@ class TestPart:
     evaluation: Evaluation
     net: CaffeNet
     num_samples: int
-    loss_weights: dict[str, float]
 
 
 def test_parts(
@@ -45,8 +44,8 @@ def _part(
         load_weights(test_net, starting_weights(config, caffe))  # what only this net has
     test_net.share_parameters(net)
     test_net.place(net.device)
-    evaluation = build.build_evaluation(test_net, reader, test.num_batches, context.transport, config.timeout_s, number)
-    return TestPart(evaluation, test_net, len(reader), test_net.loss_weights)
+    evaluation = Evaluation(test_net, reader, test.num_batches, context.transport, config.timeout_s, number)
+    return TestPart(evaluation, test_net, len(reader))
 
 
 def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Callable[[], Iterator[TestResult]]:

@@ -43,7 +43,7 @@ def results(
     with BatchReader(definition.data_layers("TEST"), training=False) as reader:
         net = build_net(definition, "TEST", reader.top_shapes, seed=1)
         net.register_forward_pre_hook(lambda *_: time.sleep(pause_s))
-        evaluation = Evaluation(net, net.output_shapes, reader, NUM_BATCHES, transport, timeout_s)
+        evaluation = Evaluation(net, reader, NUM_BATCHES, transport, timeout_s)
         return [evaluation.run().outputs["sum"] for _ in range(count)]
 
 
