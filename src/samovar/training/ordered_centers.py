@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from samovar.box.base import Push, SeatCenter, Versions
+from samovar.box.base import PendingPush, Push, SeatCenter, Versions
 from samovar.box.mapped import MappedCenter
 from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
@@ -63,35 +63,26 @@ class RecordingCenter(WatchedCenter):
         self._log.update(versions)
         return versions
 
-    def accumulate_in_background(self, sequence: int, difference: Array) -> "RecordedPush":
-        return RecordedPush(self._center.accumulate_in_background(sequence, difference), self._log)
+    def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
+        return self._recorded(self._center.accumulate_in_background(sequence, difference))
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         versions = self._center.exchange(sequence, weights, moving_rate, deadline)
         self._log.update(versions)
         return versions
 
-    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "RecordedPush":
-        return RecordedPush(self._center.exchange_in_background(sequence, weights, moving_rate), self._log)
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
+        return self._recorded(self._center.exchange_in_background(sequence, weights, moving_rate))
 
+    def _recorded(self, push: Push) -> Push:
+        """The push, which is recorded when it has been waited for: its place is not known before."""
 
-class RecordedPush:
-    """A push that is recorded when it has been waited for: its place is not known before."""
+        def landed(deadline: Deadline) -> Versions:
+            push.wait(deadline)
+            self._log.update(push.versions)
+            return push.versions
 
-    def __init__(self, push: Push, log: OrderWriter) -> None:
-        self._push = push
-        self._log = log
-        self._is_logged = False
-
-    @property
-    def versions(self) -> Versions:
-        return self._push.versions
-
-    def wait(self, deadline: Deadline) -> None:
-        self._push.wait(deadline)
-        if not self._is_logged:
-            self._is_logged = True
-            self._log.update(self._push.versions)
+        return PendingPush(landed)
 
 
 _FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
