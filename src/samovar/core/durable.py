@@ -52,6 +52,7 @@ def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
     """Write `pieces` next to `path` and rename: `path` is the whole new file or the old one. Raises OSError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.unlink(missing_ok=True)  # of a process that was killed, and had the same number in its container
         mark = write_file(partial, pieces)
         partial.replace(path)
         sync_folder(path.parent)

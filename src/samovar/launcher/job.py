@@ -162,7 +162,8 @@ class _RunningJob:
             self._display.show(placement)
         ends = launch.run()
         SnapshotStore(self._folder.snapshots).clean()
-        _unlink(self._folder.path, ".tmp-*")
+        for unfinished in (".tmp-*", ".*.partial"):
+            _unlink(self._folder.path, unfinished)
         if isinstance(others, OtherHost):
             return others.outcome(launch.signals)
         if others is not None:
@@ -300,7 +301,7 @@ def remove_if_unused(folder: RunFolder) -> None:
 
 def remove_unfinished(prefix: Path) -> None:
     """The same next to a snapshot_prefix."""
-    _unlink(prefix.parent, f".tmp-{glob.escape(prefix.name)}_iter_*")
+    _unlink(prefix.parent, f".{glob.escape(prefix.name)}_iter_*.partial")
 
 
 def _unlink(folder: Path, pattern: str) -> None:

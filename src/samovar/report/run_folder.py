@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from samovar.core.durable import sync_folder, write_file
+from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
 from samovar.core.plain import to_plain
 
@@ -138,15 +138,9 @@ def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
 
 def write_atomic(path: Path, content: bytes, advice: str = "make room there or give another folder with --out") -> None:
     """The same for bytes; `advice` ends the error."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)
-        write_file(temporary, [content])
-        temporary.replace(path)
-        sync_folder(path.parent)
+        publish_file(path, [content])
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise InputError(f"{path} cannot be written: {error.strerror} ({len(content):,} bytes); {advice}") from error
 
 
