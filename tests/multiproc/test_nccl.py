@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from samovar.api.connect_hosts import lacks_nccl
-from samovar.api.rendezvous import RankHello
+from samovar.api.rendezvous import Choice, RankHello
 from samovar.core.group import Group
 from samovar.launch.identity import Identity
 from samovar.transports.torch_dist import NearCollectives, nccl_card
@@ -65,7 +65,7 @@ def test_the_reports_of_ranks_decide_alike_everywhere(cards: tuple[str, ...], la
 def test_a_rank_says_why_it_has_no_gpu_for_nccl() -> None:
     assert nccl_card(None) == ("", "its model is on the CPU")
     assert nccl_card(torch.device("cpu")) == ("", "its model is on cpu")
-    told = RankHello.own(Identity(), "auto", "auto", None)
+    told = RankHello.own(Identity(), Choice("auto", "auto", None, None))
     assert RankHello.from_json(told.to_json(), "a test") == told
     assert (told.card, told.no_card) == nccl_card(None)
 

@@ -19,7 +19,7 @@ from samovar.api.connect_hosts import (
 )
 from samovar.api.emulated import Emulated, connected_emulated
 from samovar.api.heartbeats import Heartbeats
-from samovar.api.rendezvous import Gathering, RankHello, hosts_of
+from samovar.api.rendezvous import Choice, Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
@@ -77,19 +77,6 @@ class Joined:
         self._closing.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How ranks exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, and the key's file.
-
-    This rank computes on `device`; None is the CPU.
-    """
-
-    collective: str
-    transport: str
-    key_file: Path | None
-    device: torch.device | None
-
-
 def join_group(
     timeout_s: float,
     collective: str = AUTO,
@@ -123,10 +110,10 @@ def join_group(
         else:
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
-            gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
+            gathering = Gathering(identity, choice, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)
-            joined = _together(gathering, processes, choice, timeout_s, closing)
-            joined.connect_near = connected_near(gathering, choice.transport, device, timeout_s, joined.at_close)
+            joined = _together(gathering, processes, timeout_s, closing)
+            joined.connect_near = connected_near(gathering, timeout_s, joined.at_close)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
@@ -168,7 +155,7 @@ def _chosen_transport(given: str, identity: Identity) -> str:
 def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
     """A single process, or a rank that was started again alone: it reaches the center of its job, and no other rank."""
     rank, world_size = identity.rank, identity.world_size
-    hellos = [RankHello.own(identity, choice.collective, choice.transport, choice.device)] * world_size
+    hellos = [RankHello.own(identity, choice)] * world_size
     hosts = hosts_of(hellos)
     transport, choose = _inside(create_segment(world_size), rank, hosts[0], hellos, choice.collective, closing)
     transport.watch_nobody(
@@ -183,10 +170,8 @@ def _kept(identity: Identity) -> KeptCenter | None:
     return None if identity.kept_files is None else KeptCenter(*identity.kept_files, identity.life)
 
 
-def _together(
-    gathering: Gathering, processes: dict[int, PeerProcess], choice: Choice, timeout_s: float, closing: ExitStack
-) -> Joined:
-    rank, hosts = gathering.identity.rank, gathering.hosts
+def _together(gathering: Gathering, processes: dict[int, PeerProcess], timeout_s: float, closing: ExitStack) -> Joined:
+    rank, hosts, choice = gathering.identity.rank, gathering.hosts, gathering.choice
     group = Group(rank, gathering.identity.world_size)
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
@@ -209,7 +194,7 @@ def _together(
         assert inside is not None
         collectives, hosts, emulated = connected_emulated(emulation, inside.transport, choice.collective, closing)
     else:
-        collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
+        collectives = _of_all(gathering, addresses, inside, timeout_s, heartbeats, closing)
     gathering.close()
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
@@ -223,7 +208,6 @@ def _of_all(
     gathering: Gathering,
     addresses: list[str],
     inside: PlannedCollectives | None,
-    choice: Choice,
     timeout_s: float,
     heartbeats: Heartbeats,
     closing: ExitStack,
@@ -231,16 +215,12 @@ def _of_all(
     """The collectives of all ranks. Those `inside` a host share memory, unless each is taken for a host of its own."""
     local = None if inside is None else inside.transport
     assert local is None or isinstance(local, ShmTransport), local
-    if choice.transport == "tcp":
-        return connected_by_tcp(
-            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
-        )
+    if gathering.choice.transport == "tcp":
+        return connected_by_tcp(gathering, addresses, local, timeout_s, heartbeats, closing)
     assert inside is not None
     assert local is not None
-    if choice.transport in LIBRARIES:
-        return connected_by_library(
-            *(choice.transport, gathering, addresses, inside, choice.collective, timeout_s, heartbeats, closing)
-        )
+    if gathering.choice.transport in LIBRARIES:
+        return connected_by_library(gathering, addresses, inside, timeout_s, heartbeats, closing)
     if len(gathering.hosts) == 1:
         return inside
     between, group = connected_leaders(gathering, addresses), Group(gathering.identity.rank, len(gathering.hellos))

@@ -6,10 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from socket import socket
-
-import torch
 
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello
@@ -69,17 +66,13 @@ def lacks_nccl(hellos: Sequence[RankHello]) -> str:
 
 
 def connected_near(
-    gathering: Gathering,
-    transport: str,
-    device: torch.device | None,
-    timeout_s: float,
-    at_close: Callable[[Callable[[], None]], None],
+    gathering: Gathering, timeout_s: float, at_close: Callable[[Callable[[], None]], None]
 ) -> ConnectNear | None:
     """A function that connects the devices of all ranks by NCCL; None if it is lacking or another transport named.
 
     Raises InputError if NCCL is named and a rank lacks it.
     """
-    lacking = lacks_nccl(gathering.hellos)
+    lacking, transport, device = lacks_nccl(gathering.hellos), gathering.choice.transport, gathering.choice.device
     if transport == "nccl" and lacking:
         raise InputError(f"{gathering.who}: transport 'nccl' is impossible: {lacking}; give auto, shm or gloo")
     identity = gathering.identity
@@ -113,39 +106,35 @@ def connected_by_tcp(
     gathering: Gathering,
     addresses: Sequence[str],
     local: ShmTransport | None,
-    collective: str,
-    key_file: Path | None,
     timeout_s: float,
     heartbeats: Heartbeats,
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
-    identity, host_sizes = gathering.identity, _host_sizes(gathering, collective)
-    key = _key(gathering, key_file)
+    identity, host_sizes = gathering.identity, _host_sizes(gathering)
+    key = _key(gathering)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening, job = _met(gathering, addresses[gathering.host_number])
     transport = open_hosts(identity.rank, job, local, listening, key, timeout_s, heartbeats.deadline)
     closing.callback(transport.close)
-    best = chosen_between(NOMINAL, host_sizes, identity.world_size)
-    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
+    plan = plan_between(gathering.choice.collective, host_sizes, identity.world_size)
+    return PlannedCollectives(transport, plan, host_sizes)
 
 
 def connected_by_library(
-    name: str,
     gathering: Gathering,
     addresses: Sequence[str],
     inside: PlannedCollectives,
-    collective: str,
     timeout_s: float,
     heartbeats: Heartbeats,
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over a library's windows of all ranks. Those `inside` a host see there how others end."""
-    sizes, local = _host_sizes(gathering, collective), inside.transport
+    sizes, local = _host_sizes(gathering), inside.transport
     assert isinstance(local, ShmTransport), local
     group = Group(gathering.identity.rank, gathering.identity.world_size)
     places = {rank: place for place, rank in enumerate(gathering.host.ranks)}
-    if name == "mpi":
+    if gathering.choice.transport == "mpi":
         mpi = mpi_windows()
         transport, means = mpi.MpiTransport, f"MPI ({mpi.described()})"
     else:
@@ -160,8 +149,12 @@ def connected_by_library(
     _announce(gathering, means)
     if gathering.is_one_host:
         return PlannedCollectives(opened, inside.all_reduce_name)
-    best = chosen_between(NOMINAL, sizes, group.world_size)
-    return PlannedCollectives(opened, best if collective == AUTO else lambda _num_bytes: collective, sizes)
+    return PlannedCollectives(opened, plan_between(gathering.choice.collective, sizes, group.world_size), sizes)
+
+
+def plan_between(collective: str, sizes: Sequence[int] | None, world_size: int) -> Callable[[int], str]:
+    """The name of the all-reduce for a number of bytes, among hosts with these numbers of ranks."""
+    return chosen_between(NOMINAL, sizes, world_size) if collective == AUTO else lambda _num_bytes: collective
 
 
 def _started_gaspi(gathering: Gathering, addresses: Sequence[str]) -> GaspiLibrary:
@@ -177,11 +170,11 @@ def _started_gaspi(gathering: Gathering, addresses: Sequence[str]) -> GaspiLibra
     return started_gaspi(gathering.identity.rank, gathering.hosts, places, show, gathering.deadline)
 
 
-def _host_sizes(gathering: Gathering, collective: str) -> tuple[int, ...] | None:
+def _host_sizes(gathering: Gathering) -> tuple[int, ...] | None:
     """The ranks of each host, where they are consecutive. Raises InputError if the plan cannot run among them."""
-    require_messages(collective)
+    require_messages(gathering.choice.collective)
     sizes = consecutive_sizes(gathering.hosts)
-    if collective == "two-level" and sizes is None:
+    if gathering.choice.collective == "two-level" and sizes is None:
         raise InputError(
             f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
             f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
@@ -199,10 +192,10 @@ def _met(gathering: Gathering, own_address: str) -> tuple[socket, JobHosts]:
     return listening, JobHosts(job, gathering.hosts, tuple(reached))
 
 
-def _key(gathering: Gathering, key_file: Path | None) -> Key:
+def _key(gathering: Gathering) -> Key:
     """The job's key, from the file. On a single host, rank 0 makes one for the ranks of this user."""
-    if key_file is not None:
-        return read_key(key_file)
+    if gathering.choice.key_file is not None:
+        return read_key(gathering.choice.key_file)
     if not gathering.is_one_host:
         raise InputError(
             f"{gathering.who}: tcp between hosts needs a key that all of them have. Name its file by SAMOVAR_KEY_FILE "

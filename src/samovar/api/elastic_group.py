@@ -4,14 +4,12 @@ import os
 from contextlib import ExitStack
 
 from samovar.api.connect import shared_memory
-from samovar.collectives.cost import chosen_between
+from samovar.api.connect_hosts import plan_between
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group, Host, JobHosts, rank_names
-from samovar.core.machine import NOMINAL
 from samovar.launch.identity import ElasticJob
 from samovar.membership.quorum_messages import Go
 from samovar.membership.quorum_seat import QuorumSeat
-from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key
 from samovar.transports.processes import open_process
@@ -41,9 +39,7 @@ class ElasticGroups:
         transport = open_hosts(go.rank, job, local, self._seat.take_listening(), self._key, self._timeout_s)
         closing.callback(transport.close)
         self._seat.watch(lambda rank, who: transport.lose(rank, f"{who} is gone"))
-        best = chosen_between(NOMINAL, job.sizes, len(go.marks))
-        chosen = best if self._collective == AUTO else lambda _num_bytes: self._collective
-        return PlannedCollectives(transport, chosen, job.sizes)
+        return PlannedCollectives(transport, plan_between(self._collective, job.sizes, len(go.marks)), job.sizes)
 
     def _inside(
         self, go: Go, here: list[int], hosts: tuple[Host, ...], closing: ExitStack

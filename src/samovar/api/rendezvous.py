@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.core.host import available_cpus, boot_id
+from samovar.core.plain import from_plain, to_plain
 from samovar.launch.identity import Identity, launcher_process
 from samovar.transports.processes import PeerProcess, open_process, own_mark
 from samovar.transports.rendezvous import listen_at
@@ -31,6 +31,19 @@ _MISFIT = "misfit"
 # With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How ranks exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, and the key's file.
+
+    This rank computes on `device`; None is the CPU.
+    """
+
+    collective: str
+    transport: str
+    key_file: Path | None
+    device: torch.device | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +66,23 @@ class RankHello:
     is_emulated: bool = False
 
     @classmethod
-    def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
+    def own(cls, identity: Identity, choice: "Choice") -> "RankHello":
         # Abstract sockets, over which a segment is handed on, belong to a network namespace.
         namespace = Path("/proc/self/ns/net").stat().st_ino
         name, size = socket.gethostname(), identity.world_size
         host = f"{boot_id()}/{namespace}"
-        shown = (size, collective, transport, host, name, available_cpus(), *nccl_card(device))
+        shown = (size, choice.collective, choice.transport, host, name, available_cpus(), *nccl_card(choice.device))
         return cls(*shown, own_mark(), identity.emulation is not None)
 
     def to_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+        return json.dumps(to_plain(self))
 
     @classmethod
     def from_json(cls, text: str, who: str) -> "RankHello":
         """The hello that `to_json` wrote. Raises InputError if the text is something else."""
         try:
-            values: dict[str, Any] = json.loads(text)
-            return cls(**(values | {"cores": tuple(values["cores"])}))
-        except (TypeError, ValueError, KeyError) as error:
+            return from_plain(cls, json.loads(text))
+        except ValueError as error:
             raise InputError(f"{who} says {text[:80]!r}; do all ranks run the same version of Samovar?") from error
 
 
@@ -84,14 +96,12 @@ class Gathering:
     def __init__(
         self,
         identity: Identity,
-        collective: str,
-        transport: str,
-        device: torch.device | None,
+        choice: Choice,
         timeout_s: float,
         deadline: Deadline,
         store: JobStore | None = None,
     ) -> None:
-        self.identity = identity
+        self.identity, self.choice = identity, choice
         self.deadline = deadline
         self._processes: dict[int, PeerProcess] = {}
         self._timeout_s = timeout_s
@@ -103,11 +113,11 @@ class Gathering:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
             self.store = store or stores[identity]
             self.rendezvous = self.store.rendezvous(self.prefix, self.who)
-            self.hellos = self._greet(RankHello.own(identity, collective, transport, device))
+            self.hellos = self._greet(RankHello.own(identity, choice))
         self.hosts = hosts_of(self.hellos)
         self.is_one_host = len(self.hosts) == 1
         self._processes = self._opened_processes()
-        if self.is_one_host and transport in _BETWEEN_HOSTS:
+        if self.is_one_host and choice.transport in _BETWEEN_HOSTS:
             self.hosts = tuple(Host(hello.name, (rank,)) for rank, hello in enumerate(self.hellos))
         self.host_number = next(n for n, host in enumerate(self.hosts) if identity.rank in host.ranks)
 
