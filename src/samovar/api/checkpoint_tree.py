@@ -6,26 +6,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from samovar.checkpoint.arrays import DTYPE_CODES
 from samovar.checkpoint.one_file import Block, Part
 from samovar.core.errors import InputError
 
 # None, a bool, number, string or list is itself. An object with one field is a tensor (real, or
 # complex as pairs), a dict, a tuple or a float.
 Tree: TypeAlias = Any
-_CODES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float16: "F16",
+_CODES: Mapping[torch.dtype, str] = {
+    **{getattr(torch, name): code for name, code in DTYPE_CODES.items()},
     torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }

@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_DTYPE_CODES = {
+# Of NumPy's types, whose names torch shares.
+DTYPE_CODES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -63,8 +64,8 @@ def parse(data: bytes) -> dict[str, Array]:
 
 
 def _entry(array: Array) -> tuple[str, Sequence[int], int]:
-    assert array.dtype.name in _DTYPE_CODES, f"no safetensors code for {array.dtype}"
-    return _DTYPE_CODES[array.dtype.name], array.shape, array.nbytes
+    assert array.dtype.name in DTYPE_CODES, f"no safetensors code for {array.dtype}"
+    return DTYPE_CODES[array.dtype.name], array.shape, array.nbytes
 
 
 def _little_endian_bytes(array: Array) -> memoryview:
