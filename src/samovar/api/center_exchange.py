@@ -1,6 +1,5 @@
 """A replica's part in exchanges with a center: each worker with its own, or a group of workers together."""
 
-import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -10,6 +9,7 @@ from torch import nn
 
 from samovar.api.center import SharedCenter
 from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
+from samovar.api.figures_wanted import say
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import PlannedCollectives, float32_region
@@ -219,7 +219,7 @@ class _CenterDuties:
             self._say(f"the last update did not come to the center: {error}")
 
     def _say(self, sentence: str) -> None:
-        sys.stderr.write(f"samovar: rank {self._rank}: {sentence}\n")
+        say(f"rank {self._rank}: {sentence}")
 
 
 def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:

@@ -2,12 +2,12 @@
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from socket import socket
 
+from samovar.api.figures_wanted import say
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
@@ -78,7 +78,7 @@ def connected_near(
     identity = gathering.identity
     if lacking or device is None or transport not in (AUTO, "nccl"):
         if device is not None and device.type == "cuda" and transport == AUTO and identity.rank == 0:
-            print(f"samovar: models are copied through the host's memory: {lacking}", file=sys.stderr)
+            say(f"models are copied through the host's memory: {lacking}")
         return None
     store, prefix, who = gathering.store, f"{gathering.prefix}/near", gathering.who
 
@@ -255,7 +255,4 @@ def _announce(gathering: Gathering, means: str, place: str = "") -> None:
     if gathering.identity.rank != 0:
         return
     where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
-    print(
-        f"samovar: {gathering.identity.world_size} ranks on {where} {means}{place and f', from {place}'}",
-        file=sys.stderr,
-    )
+    say(f"{gathering.identity.world_size} ranks on {where} {means}{place and f', from {place}'}")

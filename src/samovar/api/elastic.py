@@ -3,7 +3,6 @@
 import hashlib
 import json
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from samovar.api.elastic_exchange import ElasticExchange
 from samovar.api.elastic_group import ElasticGroups
 from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
-from samovar.api.figures_wanted import FiguresWanted
+from samovar.api.figures_wanted import FiguresWanted, say
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.saving import read_part
@@ -247,9 +246,9 @@ class ElasticReplica(Replica):
         self._follow(len(go.marks))
         if go.rank == 0 and before:
             gone = f"{', '.join(go.gone)} gone; " if go.gone else ""
-            sys.stderr.write(
-                f"samovar: step {self._step + 1:,}: {gone}{self.num_workers} workers exchange now, {before} before; "
-                f"{described(self.config)}\n"
+            say(
+                f"step {self._step + 1:,}: {gone}{self.num_workers} workers exchange now, {before} before; "
+                f"{described(self.config)}"
             )
 
     def _follow(self, num_workers: int) -> None:

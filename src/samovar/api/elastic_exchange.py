@@ -1,6 +1,5 @@
 """The exchange of weights in an elastic job: each one is among the present workers."""
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from samovar.api.exchanges import Apply, Exchange, Parameters
+from samovar.api.figures_wanted import warn
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.stateful import State, StateValue
@@ -64,7 +64,7 @@ class ElasticExchange(Exchange):
 
     def begin(self) -> None:
         """The founder hands its state to the others; they have theirs."""
-        self._rounds = Rounds(self._seat, self, self._admission, _warn)
+        self._rounds = Rounds(self._seat, self, self._admission, warn)
 
     def step(self, step: int, apply: Apply) -> None:
         self._flat.require_in_place()
@@ -140,7 +140,3 @@ class ElasticExchange(Exchange):
     def _collectives_of(self, go: Go) -> Collectives:
         self._group.close()
         return self._join(go, self._group)
-
-
-def _warn(sentence: str) -> None:
-    sys.stderr.write(f"samovar: warning: {sentence}\n")

@@ -10,6 +10,7 @@ from itertools import accumulate
 from random import Random
 from typing import TypeVar
 
+from samovar.api.figures_wanted import warn
 from samovar.box.base import SeatCenter
 from samovar.box.emulated import EmulatedCenter
 from samovar.collectives.cost import chosen_between, require_messages
@@ -101,10 +102,10 @@ class ComputePace:
     def tell(self) -> None:
         """Say so if many steps were slower here than described."""
         if self._num_late > _MANY_ARE_LATE * self._num_steps:
-            sys.stderr.write(
-                f"samovar: warning: rank {self._rank}: {self._num_late} of {self._num_steps} steps computed longer "
+            warn(
+                f"rank {self._rank}: {self._num_late} of {self._num_steps} steps computed longer "
                 f"than the {1e3 * self._longer * self._step.seconds:.0f} ms that are described; give fewer workers, or "
-                "describe slower ones\n"
+                "describe slower ones"
             )
 
     def _sleep(self, seconds: float) -> None:

@@ -1,6 +1,5 @@
 """The exchanges of a replica in backward and step: of gradients, of weights, or none."""
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from samovar.api.figures_wanted import say
 from samovar.api.process_group import Announcer
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import Collectives, float32_region
@@ -353,4 +353,4 @@ def exchange_in_step(
 
 def _tell(rank: int, sentence: str) -> None:
     if rank == 0:
-        sys.stderr.write(f"samovar: {in_python(sentence)}\n")
+        say(in_python(sentence))

@@ -1,6 +1,5 @@
 """`samovar.replicate`: a training loop of the user on several ranks."""
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import nn
 from samovar.api.center import BoxChoice, box_choice
 from samovar.api.connect import Joined, join_group
 from samovar.api.elastic import ElasticReplica
-from samovar.api.figures_wanted import FiguresWanted, figures_wanted
+from samovar.api.figures_wanted import FiguresWanted, figures_wanted, say
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
@@ -95,7 +94,7 @@ class _Process:
         alone = ProcessGroup(self._alone.collectives, timeout_s, local_rank=job.place)
         self._elastic = replica = ElasticReplica(model, optimizer, alone, config, wanted, timeout_s, job)
         if replica.is_first or replica.step_count:
-            sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.how_it_came}\n")
+            say(f"{defaults.described(replica.config)}; {replica.how_it_came}")
         return replica
 
 
@@ -326,8 +325,7 @@ def _described(replica: Replica, joined: Joined) -> Replica:
         warnings.warn(in_python(sentence), stacklevel=4)  # the line that calls replicate
     if replica.world_size > 1:
         hosts = "one host" if joined.is_one_host else "; ".join(map(str, joined.hosts))
-        text = f"{defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}{_of_recipe(replica)}"
-        sys.stderr.write(f"samovar: {text}\n")
+        say(f"{defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}{_of_recipe(replica)}")
     return replica
 
 

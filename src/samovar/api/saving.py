@@ -1,7 +1,6 @@
 """Checkpoints of all ranks of a replica in one file, written while training continues."""
 
 import secrets
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from samovar.api.checkpoint_tree import block_of, part_of, put_together
 from samovar.api.exchanges import Exchange
+from samovar.api.figures_wanted import say
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.reductions import RankCalls
 from samovar.api.state import from_arrays
@@ -69,7 +69,7 @@ class Writer:
 
 def _tell(errors: Sequence[SamovarError]) -> None:
     for error in errors:  # nobody is left who could ask
-        sys.stderr.write(f"samovar: {error}\n")
+        say(str(error))
 
 
 class Checkpoints(RankCalls):
