@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -115,15 +116,10 @@ def _require_drawable(span: Event) -> None:
 def _write(text: TextIOWrapper, parts: Sequence[Path], headers: list[PartHeader], about: dict[str, object]) -> None:
     firsts_s = [header.first_s + header.clock_offset_s for header in headers if header.first_s is not None]
     origin_s, arrows = min(firsts_s, default=0.0), _Arrows()
+    spans = (event for part in parts if part.exists() for event in _events(part, origin_s, arrows))
     text.write('{"traceEvents":[')
-    separator = "\n"
-    for part in (part for part in parts if part.exists()):
-        for event in _events(part, origin_s, arrows):
-            text.write(separator + json.dumps(event, separators=(",", ":")))
-            separator = ",\n"
-    for event in arrows.events():
-        text.write(separator + json.dumps(event, separators=(",", ":")))
-        separator = ",\n"
+    for number, event in enumerate(chain(spans, arrows.events())):  # arrows are known when all spans are
+        text.write((",\n" if number else "\n") + json.dumps(event, separators=(",", ":")))
     left_out = {f"rank {header.rank}": header.num_left_out for header in headers if header.num_left_out}
     other = {
         **about,

@@ -114,7 +114,7 @@ class Tracing:
         self._say = say
         self._parts = [folder.trace_part(rank) for rank in range(num_ranks)]
         self._laps: TracedLaps | None = None
-        self._is_written = False
+        self.has_part = False  # whether this rank has recorded all that it will
         self._merging: threading.Thread | None = None
 
     def laps(self, layers: Layers, first_step: int) -> TracedLaps:
@@ -127,14 +127,9 @@ class Tracing:
         if self._laps is not None:
             self._laps.end()
 
-    @property
-    def has_part(self) -> bool:
-        """Whether this rank has recorded all that it will."""
-        return self._is_written
-
     def own_part(self, offset_s_at: Callable[[float], float]) -> bytes:
         """This rank's part, with the offset of its clock to rank 0's; empty without one."""
-        return moved_part(self._parts[self.trace.rank], offset_s_at) if self._is_written else b""
+        return moved_part(self._parts[self.trace.rank], offset_s_at) if self.has_part else b""
 
     def take_part(self, rank: int, content: bytes) -> None:
         """On rank 0: keep the part of a rank that may have another folder."""
@@ -145,7 +140,7 @@ class Tracing:
 
     def begin_merge(self) -> None:
         """On rank 0, when all ranks have ended their traces: begin to merge their parts into a timeline."""
-        if self.trace.rank == 0 and self._is_written and self._merging is None:
+        if self.trace.rank == 0 and self.has_part and self._merging is None:
             self._merging = threading.Thread(target=self._merge, name="samovar-trace", daemon=True)
             self._merging.start()
 
@@ -163,7 +158,7 @@ class Tracing:
             self._laps.detach()
         if self._merging is not None:
             self._merging.join()
-        elif self._is_written:
+        elif self.has_part:
             _remove([self._parts[self.trace.rank]])
 
     def _merge(self) -> None:
@@ -184,7 +179,7 @@ class Tracing:
         spans = self.trace.take()
         first_s = min((span.start_s for span in spans), default=None)
         header = PartHeader(self.trace.rank, self.trace.clock_offset_s, self.trace.num_left_out, first_s)
-        self._is_written = True
+        self.has_part = True
         try:
             write_part(self._parts[self.trace.rank], header, spans)
         except OSError as error:
