@@ -11,7 +11,7 @@ from typing import Any, Final
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
-from samovar.report.result import RunResult, read_result
+from samovar.report.result import RunResult, output_named, read_result
 from samovar.report.run_folder import RunFolder, read_config
 from samovar.report.steps import KINDS, StepTimes
 from samovar.report.time_spent import Advice, Arrival, TimeSpent
@@ -180,7 +180,7 @@ class History:
     @property
     def accuracies(self) -> list[tuple[Test, float]]:
         """The tests that give one."""
-        found = ((test, output(test, "accuracy")) for test in self.tests)
+        found = ((test, output_named(test.outputs, "accuracy")) for test in self.tests)
         return [(test, value) for test, value in found if value is not None]
 
     @property
@@ -244,12 +244,6 @@ class History:
         missing = max(0.0, step - self.steps.step[-1])
         share = 1 + missing / self.steps.step[-1]
         return share * self.steps.samples[-1], share * self.steps.seconds[-1]
-
-
-def output(test: Test, kind: str) -> float | None:
-    """The output of this name, else the first whose name contains it."""
-    names = [kind] if kind in test.outputs else [name for name in test.outputs if kind in name.lower()]
-    return test.outputs[names[0]] if names else None
 
 
 def _times(line: Line) -> StepTimes:

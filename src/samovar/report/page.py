@@ -9,7 +9,8 @@ from samovar.core import units
 from samovar.report import charts
 from samovar.report.charts import Axis, Series, beside, cards, curves, legend, table
 from samovar.report.comparison import Comparison, Prediction
-from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, Steps, binned, output
+from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, Steps, binned
+from samovar.report.result import output_named
 from samovar.report.run_folder import strategy_settings
 from samovar.report.timeline import read_events
 from samovar.report.wording import number
@@ -155,7 +156,8 @@ def _learning_charts(comparison: Comparison, x: Axis, along: Along, name: str, o
         steps = run.steps
         at, scale = (steps.seconds, one_s) if name == "time" else (steps.samples, 1.0)
         losses.append(Series(label, slot, [(a / scale, y) for a, y in binned(at, steps.loss, _POINTS)]))
-        tested = [(along(test), value) for test in run.tests if (value := output(test, "loss")) is not None]
+        of_tests = ((along(test), output_named(test.outputs, "loss")) for test in run.tests)
+        tested = [(place, loss) for place, loss in of_tests if loss is not None]
         losses.append(Series(f"{label}, tests", slot, tested, is_marks=True))
         points = [(along(test), 100 * value) for test, value in run.accuracies]
         accuracies += [Series(label, slot, points), Series(label, slot, points, is_marks=True)]
@@ -183,7 +185,7 @@ def _tests_table(comparison: Comparison) -> str:
     for run, label in zip(comparison.runs, comparison.labels, strict=True):
         step = max(1, -(-len(run.tests) // _TABLE_ROWS))
         for test in run.tests[::-step][::-1]:
-            accuracy, loss = output(test, "accuracy"), output(test, "loss")
+            accuracy, loss = (output_named(test.outputs, kind) for kind in ("accuracy", "loss"))
             cells = ["" if accuracy is None else f"{accuracy:.2%}", "" if loss is None else number(loss)]
             rows.append([label, f"{test.step:,}", f"{test.samples:,.0f}", units.duration(test.seconds), *cells])
     return table("Tests as a table", ["run", "step", "samples", "time", "accuracy", "loss"], rows)

@@ -134,6 +134,12 @@ class RunResult:
     run_folder: Path | None = None
 
 
+def output_named(outputs: Mapping[str, float], kind: str) -> float | None:
+    """The output of a test of this name, else the first whose name contains it."""
+    names = [kind] if kind in outputs else [name for name in outputs if kind in name.lower()]
+    return outputs[names[0]] if names else None
+
+
 def write_result(path: Path, result: RunResult) -> None:
     """Write `result` to `path`, whole or not at all; raises InputError if the disk refuses."""
     values = to_plain(result)

@@ -16,7 +16,7 @@ from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Notice, SnapshotWritten, Started
-from samovar.report.result import RunResult
+from samovar.report.result import RunResult, output_named
 from samovar.report.run_folder import RunFolder
 from samovar.report.sinks.base import Sink
 from samovar.report.sinks.choice import MetricsChoice, close_all, open_sinks
@@ -223,8 +223,8 @@ def result_of(
         seconds=outcome.seconds,
         samples_per_second=outcome.samples_per_second,
         train_loss=outcome.train_loss if outcome.num_samples else None,
-        test_loss=_output(outcome, "loss"),
-        test_accuracy=_output(outcome, "accuracy"),
+        test_loss=output_named(outcome.test_outputs, "loss"),
+        test_accuracy=output_named(outcome.test_outputs, "accuracy"),
         weights_sha256=sha256,
         replicas_equal=True,
         bytes_sent_per_step=bytes_sent_per_step,
@@ -240,13 +240,6 @@ def result_of(
         is_compressed=learner.is_compressed,
         factors=learner.factoring.chosen,
     )
-
-
-def _output(outcome: Outcome, kind: str) -> float | None:
-    """The test output of that name, else the first whose name contains it."""
-    outputs = outcome.test_outputs
-    names = [kind] if kind in outputs else [name for name in outputs if kind in name.lower()]
-    return outputs[names[0]] if names else None
 
 
 def versions() -> dict[str, str]:
