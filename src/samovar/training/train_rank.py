@@ -66,10 +66,8 @@ class TrainRank:
         start_step = self._start.step if self._start else 0
         self._center: RunCenter | None = None
         if config.strategy.needs_center:
-            layout, goal = (
-                layout_of({info.name: info.parameter for info in net.parameter_infos}),
-                num_steps_of(config, caffe),
-            )
+            layout = layout_of({info.name: info.parameter for info in net.parameter_infos})
+            goal = num_steps_of(config, caffe)
             self._center = RunCenter(context, layout, start_step, goal, stack, self._order)
         first = start_step if self._center is None else self._center.first_step
         self._schedule = make_schedule(config, caffe, first)
@@ -176,11 +174,9 @@ class TrainRank:
     def _tell_of_all(self, outcome: Outcome) -> None:
         """Compare the replicas; rank 0 reports the result."""
         context, config, learner = self._context, self._config, self._learner
-        sent_bytes = learner.exchanged.bytes_sent + train_report.center_bytes(
-            learner, train_report.num_updates(learner)
-        )
-        refused = learner.strategy.num_refused if isinstance(learner.strategy, CenterSteps) else 0
-        data = self._opened.reader
+        data, center = self._opened.reader, learner.strategy if isinstance(learner.strategy, CenterSteps) else None
+        updates, refused = (0, 0) if center is None else (center.num_updates, center.num_refused)
+        sent_bytes = learner.exchanged.bytes_sent + train_report.center_bytes(learner, updates)
         own = [sent_bytes, data.fetched_bytes, data.remote_bytes, data.cached_bytes, peak_memory_bytes(), refused]
         sha256 = self._weights_sha256()
         require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)

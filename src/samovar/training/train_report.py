@@ -20,7 +20,6 @@ from samovar.report.result import RunResult, output_named
 from samovar.report.run_folder import RunFolder
 from samovar.report.sinks.base import Sink
 from samovar.report.sinks.choice import MetricsChoice, close_all, open_sinks
-from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO, NONE
@@ -194,10 +193,6 @@ def save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learn
             context.writer.write(SnapshotWritten(step=steps_done, path=str(path)))
 
     return save
-
-
-def num_updates(learner: build.Learner) -> int:
-    return learner.strategy.num_updates if isinstance(learner.strategy, CenterSteps) else 0
 
 
 def center_bytes(learner: build.Learner, num_updates: int) -> int:
