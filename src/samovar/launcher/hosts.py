@@ -202,26 +202,18 @@ def _pair(state: Path) -> list[Path]:
 def _follow(config: RunConfig, met: Met, console: Console) -> RunResult | None:
     others = OtherHost(met, config.timeout_s)
     try:
-        with _told(others):
-            values, files = others.begun()
-            _show_own(met, console)
-            with _kept_on_failure() as folder:
-                given = _fetched(others, files, folder.path)
-                settled = _settled(config, values, given, folder.path)
-                others.ready()
-                return run_job(settled, folder, _Silent(), others=others)
+        values, files = others.begun()
+        _show_own(met, console)
+        with _kept_on_failure() as folder:
+            given = _fetched(others, files, folder.path)
+            settled = _settled(config, values, given, folder.path)
+            others.ready()
+            return run_job(settled, folder, _Silent(), others=others)
+    except BaseException as error:
+        others.give_up(error)  # host 0 cannot know it
+        raise
     finally:
         others.close()
-
-
-@contextmanager
-def _told(others: OtherHost) -> Iterator[None]:
-    """Tell host 0 an error that it cannot know."""
-    try:
-        yield
-    except BaseException as error:
-        others.give_up(error)
-        raise
 
 
 @contextmanager
