@@ -37,6 +37,7 @@ from samovar.launch.identity import ElasticJob
 from samovar.membership.quorum_messages import Division, Go, Hello, Last
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.rounds import Given
+from samovar.report.wording import counted
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described, resolved
@@ -103,8 +104,7 @@ class ElasticReplica(Replica):
         job = f"elastic job {self._job!r}"
         if not self._given or not self._elastic.border_step:
             return f"{job}, {self.world_size} workers"
-        waited = self._admission.num_rounds_waited
-        rounds = f"{waited} round{'' if waited == 1 else 's'}"
+        rounds = counted(self._admission.num_rounds_waited, "round")
         return f"came to {job} at step {self._elastic.border_step:,} after {rounds}, {self.world_size} workers"
 
     @property

@@ -28,6 +28,10 @@ KINDS: Final = {
 _MEASURED: Final = ("data", "forward", "backward", "update", "exchange")
 _POINTS, _TABLE_ROWS, _STEPS_OF_TIMELINE = 80, 12, 3
 _HASH_DIGITS: Final = 8
+_FACTS_OF_RESULT: Final = (
+    *("net_parameters", "threads_per_worker", "effective_batch", "steps", "samples"),
+    *("collective", "transport", "buckets", "precision"),
+)
 _BADGES: Final = {
     OPEN: "it trains",
     UNTOLD: "it trains, or has ended",
@@ -340,16 +344,7 @@ def _facts(run: History) -> dict[str, str]:
     found |= {name: value for name, value in settings.items() if name != "name"}
     found |= {name: run.config.get(name) for name in ("seed", "batch_mode", "stop_rule", "box")}
     if result is not None:
-        names = (
-            "net_parameters",
-            "threads_per_worker",
-            "effective_batch",
-            "steps",
-            "samples",
-            "collective",
-            "transport",
-        )
-        found |= {name: getattr(result, name) for name in (*names, "buckets", "precision")}
+        found |= {name: getattr(result, name) for name in _FACTS_OF_RESULT}
         found |= {
             "weights": result.weights_sha256[:_HASH_DIGITS],
             "recipe": ", ".join(result.recipe_changes) or result.recipe,

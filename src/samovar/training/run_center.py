@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from samovar.box.base import Center
-from samovar.box.board import Board, MemberProgress
+from samovar.box.board import MAX_MEMBERS, Board, MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import parse_endpoints
 from samovar.box.joining import Endpoint
@@ -137,11 +137,9 @@ class RunCenter:
         return evaluated
 
     def _shape(self) -> BufferShape:
-        traits, size = self._context.config.strategy.traits, self._layout.num_elements
-        shape = BufferShape(size, with_velocity=traits.has_velocity, with_locks=traits.has_locks)
-        if self._context.config.box is not None:
-            return shape
-        return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
+        config, size = self._context.config, self._layout.num_elements
+        max_members = self._ranks.world_size if config.box is None else MAX_MEMBERS
+        return BufferShape(size, max_members, config.strategy.traits.has_velocity, config.strategy.traits.has_locks)
 
     def _center_place(self) -> BoxCenter | LaunchCenter | ServedCenter | WindowsCenter:
         config, box, transport = self._context.config, self._context.box, self._context.transport
