@@ -4,11 +4,12 @@ The environment's SAVED names a folder, which runs of 1, 2 and 3 ranks use one a
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.box.base import PendingPush, Versions
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
+from samovar.transports.base import Array
 from tests.multiproc.replicate_nets import perceptron, replicated, train, values
 from tests.multiproc.replicate_ranks import Scenario, serve_rank
 
@@ -77,10 +81,28 @@ def resumes(process_group: ProcessGroup, strategy: str) -> Any:
     return {"whole": whole, "ended": ended, "read": read, "steps": steps, "extra": repr(loaded), "random": same_random}
 
 
+def push_late(run: Run) -> None:
+    """Over a slow link a push comes to the center long after the step that began it."""
+    center: Any = run.replica._exchange._strategy._center  # type: ignore[attr-defined]
+    push = center.accumulate_in_background
+
+    def late(sequence: int, difference: Array) -> PendingPush:
+        def landed(deadline: Deadline) -> Versions:
+            time.sleep(0.1)
+            (begun := push(sequence, difference)).wait(deadline)
+            return cast(Versions, begun.versions)
+
+        return PendingPush(landed)
+
+    center.accumulate_in_background = late
+
+
 def center_comes_back(process_group: ProcessGroup, strategy: str) -> Any:
     """At a center: weights and center are those of the moment of the save, for all ranks."""
     path = FOLDER / f"{strategy}_{process_group.group.world_size}.safetensors"
     run = Run(process_group, strategy)
+    if not run.replica.is_first:
+        push_late(run)
     run.train(0, SAVED_AT + run.replica.rank)
     run.replica.barrier()
     run.replica.save(path)

@@ -34,6 +34,7 @@ class CenterExchange(WeightExchange):
     def __init__(
         self,
         parameters: Parameters,
+        optimizers: Optimizers,
         step_group: ProcessGroup,
         config: StrategyConfig,
         announcer: Announcer,
@@ -44,6 +45,7 @@ class CenterExchange(WeightExchange):
         seat = shared.strategy_seat()
         super().__init__(parameters, step_group.collectives, config, announcer, closing, shared.deadline, seat)
         self._strategy = _at_center(self._strategy)
+        self._optimizers = optimizers
         self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._strategy)
         closing.callback(weakref.finalize(self, self._duties.leave))  # which the interpreter's exit calls too
         shared.filled()
@@ -56,7 +58,7 @@ class CenterExchange(WeightExchange):
 
     def step(self, step: int, apply: Apply) -> None:
         super().step(step, apply)
-        self._duties.look(step + 1)
+        self._duties.look(step + 1, self._optimizers)
 
     def even_out(self, step: int, highest: int) -> None:
         super().even_out(step, highest)
@@ -68,6 +70,8 @@ class CenterExchange(WeightExchange):
             self._duties.finish(step)
 
     def meet(self, what: str, step: int, run: float) -> None:
+        with self._weights.in_buffer():
+            self._duties.drain()  # a center that others read then lacks no update
         self._duties.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
@@ -122,7 +126,7 @@ class HybridExchange(GradientExchange):
             self._announcer.announce(Event.STEP, step)
             self._announcer.num_active(Event.STEP, step)
             self._exchange(step)
-        self._duties.look(step + 1)
+        self._duties.look(step + 1, self._optimizers)
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         own_step = super().shadow(step, own_step, event)
@@ -154,6 +158,7 @@ class HybridExchange(GradientExchange):
         return self._hybrid.state_dict() | self._strategy.state_dict()
 
     def meet(self, what: str, step: int, run: float) -> None:
+        self._duties.drain()
         self._duties.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
@@ -193,7 +198,9 @@ class _CenterDuties:
         """Bring updates under way to the center, without a wait for other ranks."""
         self._shared.drain(self._strategy)
 
-    def look(self, step: int) -> None:
+    def look(self, step: int, optimizers: Optimizers) -> None:
+        if self._strategy.has_started_anew():
+            optimizers.begin_again()
         notice = self._shared.look(self._strategy, step)
         if notice and self._rank == 0:
             self._say(notice)

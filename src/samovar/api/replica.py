@@ -366,10 +366,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
-        made = (self._step_group, config, self._announcer, shared, closing)
-        if config.traits.in_groups:
-            return HybridExchange(parameters, self._optimizers, *made)
-        return CenterExchange(parameters, *made)
+        made = (parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing)
+        return HybridExchange(*made) if config.traits.in_groups else CenterExchange(*made)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())

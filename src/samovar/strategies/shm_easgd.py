@@ -87,12 +87,10 @@ class ShmEasgd(ElasticSteps):
         self._has_come()
 
     def _exchange(self) -> None:
-        if self._reads_first:
-            seen = self._read()
-            self.drain()
-        else:
-            self.drain()
-            seen = None
+        seen = self._read() if self._reads_first else None
+        self.drain()
+        if seen is not None and self._seen is not None:
+            seen += self._seen > seen  # the worker's own push is no update of others
         if self._must_wait():
             self._exchange_in_place()
             return

@@ -343,6 +343,21 @@ def test_weights_that_are_not_finite_are_told_and_never_shown(team: ProcessGroup
             use()
 
 
+@pytest.mark.parametrize("kind", [sgd, torch.optim.AdamW, torch.optim.Adagrad])
+def test_after_one_bad_batch_a_worker_continues_from_the_center_without_what_it_kept_of_it(
+    team: ProcessGroup, kind: Any
+) -> None:
+    """Momentum that is NaN would spoil each further step, until the worker is lost."""
+    model = nn.Linear(3, 1)
+    optimizer = kind(model) if kind is sgd else kind(model.parameters())
+    with Replica(model, optimizer, team, StrategyConfig("async-easgd", sync_period_steps=1), 5.0) as replica:
+        for value in (1.0, float("nan"), 1.0, 1.0, 1.0):
+            optimizer.zero_grad()
+            replica.backward(model(torch.full((1, 3), value)).sum())
+            replica.step()
+        assert torch.isfinite(model.weight).all()
+
+
 def trained(replica: Replica, model: nn.Module, steps: int) -> None:
     for _ in range(steps):
         replica.backward(model(torch.ones(1, 3)).square().sum())

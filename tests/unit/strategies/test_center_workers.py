@@ -115,6 +115,21 @@ def test_what_was_under_way_is_not_taken_off_weights_that_are_loaded(drains: boo
     assert run(program, config, 1) == [(2.0, 2.0) if drains else (100.0, 100.0)]
 
 
+@pytest.mark.parametrize("most", [None, 0])
+@pytest.mark.parametrize("reads_first", [False, True])
+def test_the_own_push_is_no_update_of_others_also_if_the_center_is_read_before_it_has_come(
+    reads_first: bool, most: int | None
+) -> None:
+    def alone(worker: Worker) -> dict[int, int]:
+        for _ in range(12 * worker.rank):
+            worker.step(0.0)
+        worker.strategy.drain()
+        return worker.strategy.staleness.histogram
+
+    config = StrategyConfig("shm-easgd", sync_period_steps=1, read_first=reads_first, max_staleness_steps=most)
+    assert run(alone, config)[1] == {0: 12}
+
+
 def test_staleness_is_that_of_the_fullest_chunk() -> None:
     staleness = Staleness()
     staleness.note(np.array([3, 3, 3]), np.array([4, 9, 5]))

@@ -91,6 +91,13 @@ class Optimizers:
         finally:
             self.is_allowed = False
 
+    def begin_again(self) -> None:
+        """Set what they keep of past steps to zero, because it belongs to weights that are lost."""
+        states = [item for optimizer in self.all for item in optimizer.state.items()]
+        for value in (value for p, state in states if isinstance(p, torch.Tensor) for value in state.values()):
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         # Reading a missing entry of an optimizer's defaultdict would make one.
         return next((o.state[parameter] for o in self.all if parameter in o.state), {})
