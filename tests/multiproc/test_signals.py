@@ -213,6 +213,19 @@ def test_hangup_saves_and_goes_on_each_time(endless: Path, tmp_path: Path) -> No
     assert result_of(out)["stopped_by"] == "SIGINT"
 
 
+@pytest.mark.parametrize("strategy", ["async-sgd", pytest.param("sync", marks=pytest.mark.slow)])
+def test_a_hangup_of_any_worker_saves(endless: Path, tmp_path: Path, strategy: str) -> None:
+    out = tmp_path / "out"
+    with start(endless, out, 2, (), "--strategy", strategy) as command:
+        for count, rank in enumerate((1, 0), start=1):
+            command.wait_for_step(out, last_step(out) + 3 if count > 1 else 3)
+            command.wait_for_rank(rank).send_signal(signal.SIGHUP)
+            command.until(partial(has_snapshots, out, count), f"the snapshot that rank {rank} was asked for")
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    assert ended.return_code == 0, ended.errors
+
+
 def test_ctrl_c_while_the_commands_load_ends_without_a_traceback(tmp_path: Path) -> None:
     held = HeldImport(tmp_path, "numpy", "doctor")
     with Command("doctor", folder=tmp_path, prefix=held.prefix) as command:

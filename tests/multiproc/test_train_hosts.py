@@ -107,10 +107,11 @@ def test_a_sample_comes_at_most_once_an_epoch_from_another_host(tmp_path: Path, 
     ("flags", "shares", "sentence"),
     [
         ((), (0, 1), "of 2 of a database; train from the shares of all hosts with --hold-data, or give"),
+        (("--hold-data", "--exact", 4, "--workers", "auto"), (0, 1), "reads from the files, so give a number"),
         (("--hold-data",), (0, 0), "no worker has share 1 of 2; start a host with each share"),
         (("--hold-data",), (0, None), "other records than host 0; copy the data of host 0 there, or give each host a"),
     ],
-    ids=["not held", "twice", "whole"],
+    ids=["not held", "swept", "twice", "whole"],
 )
 def test_shares_that_do_not_fit_are_refused(
     solver: Path,

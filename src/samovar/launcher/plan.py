@@ -17,7 +17,7 @@ from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_fold
 from samovar.strategies.box_terms import MEAN
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, resolved
-from samovar.strategies.traits import ALWAYS, AUTO, NONE
+from samovar.strategies.traits import ALWAYS, AUTO, KINDS, NONE
 
 LATEST: Final = "latest"
 IF_ANY: Final = "auto"
@@ -130,7 +130,10 @@ def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tupl
         return (None, ()) if store.is_empty() else store.latest()
     if snapshot == LATEST:
         return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
-    return (None if snapshot is None else _existing(Path(snapshot))), ()
+    given = None if snapshot is None else _existing(Path(snapshot))
+    if given is not None and given.name == LATEST and given.is_file():  # it names the newest one beside it
+        return SnapshotStore(given.parent).latest()
+    return given, ()
 
 
 def _require_same(config: RunConfig, replay: Path) -> None:
@@ -160,7 +163,7 @@ def _existing(path: Path) -> Path:
 
 def _last_run(net_name: str) -> Path:
     """The run folder of this net under runs/ that a snapshot was last saved into."""
-    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name)]
+    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name, KINDS)]
     saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
     if not saved:
         raise InputError(

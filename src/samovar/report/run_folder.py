@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -105,9 +105,16 @@ def _refused(folder: Path, error: OSError) -> InputError:
     )
 
 
-def run_folders_of(net_name: str) -> list[Path]:
-    """The folders under runs/ that `create_run_folder` made for this net, of any strategy."""
-    return sorted(DEFAULT_PARENT.glob(f"*-{_safe(net_name) or 'net'}-*"))
+def run_folders_of(net_name: str, strategies: Iterable[str]) -> list[Path]:
+    """The folders under runs/ that `create_run_folder` made for this net, of any strategy; `strategies` are known.
+
+    In "lenet-big-sync" the net is "lenet-big", unless "big-sync" is a strategy.
+    """
+    form = re.compile(rf"\d{{8}}-\d{{4}}-{re.escape(_safe(net_name) or 'net')}-(.+?)(-\d+)?")
+    known = {_safe(name) for name in strategies}
+    others = tuple(f"-{name}" for name in known)
+    rests = {path: match[1] for path in sorted(DEFAULT_PARENT.glob("*")) if (match := form.fullmatch(path.name))}
+    return [path for path, rest in rests.items() if rest in known or not rest.endswith(others)]
 
 
 def read_config(path: Path) -> object:

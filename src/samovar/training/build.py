@@ -254,6 +254,8 @@ def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig,
         return reader
     reader.close()
     advice = "train from the shares of all hosts with --hold-data, or give" if training else "a test needs"
+    if config.job == "probe" and config.hold_data:
+        advice = "--workers auto reads from the files, so give a number of workers, or"
     raise InputError(f"{reader.described}: has {share} of a database; {advice} the whole database")
 
 

@@ -73,19 +73,20 @@ class SignalRequests:
         self._board = board
         self._rank = group.rank
         self._stop_signal = 0
-        self._num_snapshots = 0
+        self._num_snapshots = board.read(group.rank, BoardWord.SNAPSHOT_REQUESTS)  # of an earlier life
         for number in STOP_SIGNALS:
             signal.signal(number, self._note_stop)
         signal.signal(SNAPSHOT_SIGNAL, self._note_snapshot)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
 
     def at_boundary(self, steps_done: int) -> Requests:
-        """Show the steps of this rank. Returns the requests so far."""
-        self._board.post(self._rank, BoardWord.STEPS_DONE, steps_done)
-        launcher = self._board.launcher_row
+        """Show the steps and requests of this rank. Returns the requests so far, of snapshots those of this host."""
+        board, launcher = self._board, self._board.launcher_row
+        board.post(self._rank, BoardWord.STEPS_DONE, steps_done)
+        board.post(self._rank, BoardWord.SNAPSHOT_REQUESTS, self._num_snapshots)
         return Requests(
-            self._stop_signal or self._board.read(launcher, BoardWord.STOP_SIGNAL),
-            self._num_snapshots + self._board.read(launcher, BoardWord.SNAPSHOT_REQUESTS),
+            self._stop_signal or board.read(launcher, BoardWord.STOP_SIGNAL),
+            sum(board.read(row, BoardWord.SNAPSHOT_REQUESTS) for row in range(launcher + 1)),
         )
 
     def is_gone(self, rank: int) -> bool:

@@ -30,6 +30,18 @@ def test_auto_needs_the_run_folder() -> None:
         find_snapshot("net", "auto", None)
 
 
+def test_latest_is_of_this_net_and_of_none_whose_name_contains_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = ("1400-lenet-sync", "1401-lenet-async-easgd-2", "1402-lenet-big-sync", "1403-my-lenet-sync")
+    stores = [SnapshotStore(Path("runs", f"20261126-{name}", "snapshots")) for name in folders]
+    saved = [store.save(1, {"model": {"weights": np.ones(1)}}) for store in stores]
+    assert find_snapshot("LeNet", "latest", None) == (saved[1], ())
+    assert find_snapshot("LeNet big", "latest", None) == (saved[2], ())
+    assert find_snapshot("LeNet", str(saved[0].parent / "latest"), None) == (saved[0], ())
+
+
 def test_a_run_that_was_killed_is_not_mixed_with_another(tmp_path: Path) -> None:
     own, other = (
         SnapshotStore(tmp_path / name / "snapshots").save(9, {"model": {"weights": np.ones(3)}}) for name in "ab"
