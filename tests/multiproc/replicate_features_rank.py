@@ -79,6 +79,18 @@ def _fused(process_group: ProcessGroup, *, is_later: bool) -> Any:
     return {"distance": distance(models[0], models[1])}
 
 
+def moved(process_group: ProcessGroup) -> Any:
+    """After each step the model gives its weights and their gradients other memory, as for a file in half precision."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model))
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+        model.double().float()
+    return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
+
+
 def zeroed_in_place(process_group: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(process_group, model, optimizer := sgd(model))
@@ -329,6 +341,7 @@ SCENARIOS = {
     function.__name__: function
     for function in (
         *REPEATED,
+        moved,
         several_types,
         float16,
         compiled,

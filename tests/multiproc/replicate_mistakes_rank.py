@@ -128,6 +128,12 @@ def loads_mixed_runs(loop: Loop) -> None:
     loop.replica.load_state_dict(state)
 
 
+def shared_later(loop: Loop) -> None:
+    loop.train(1)
+    loop.model.share_memory()
+    loop.train(1)
+
+
 def differs_at_save(loop: Loop) -> None:
     loop.train(1)
     _disturb(loop)
@@ -296,6 +302,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
             loads_on_one_rank,
             loads_mixed_steps,
             loads_mixed_runs,
+            shared_later,
             differs_at_save,
             differs_at_first,
             differs_at_finish,

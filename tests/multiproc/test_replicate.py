@@ -23,6 +23,7 @@ def _names() -> tuple[str, ...]:
 SAME = (
     "transposed",
     "transposed_later",
+    "moved",
     "plain",
     "buckets",
     "zeroed_in_place",

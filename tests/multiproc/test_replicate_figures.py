@@ -34,7 +34,9 @@ def test_each_step_has_a_line_with_the_mean_loss_of_all_ranks(scenario: str) -> 
     means = [sum(losses) / 2 for losses in zip(first["losses"], second["losses"], strict=True)]
     assert [line["loss"] for line in lines] == pytest.approx(means, rel=1e-6)
     for line in lines:
-        assert {*KINDS, "last_rank", "late_s"} < line.keys()
+        assert set(KINDS) < line.keys()
+        compares = scenario == "in_step" or line["step"] == 1  # a rank that evaluates longer is no slow one
+        assert ("last_rank" in line, "late_s" in line) == (compares, compares)
         assert line["seconds"] == pytest.approx(sum(line[kind] for kind in KINDS))
         assert min(line["forward_s"], line["backward_s"], line["exchange_s"], line["update_s"]) > 0.0
         assert line["learning_rate"] == 0.1

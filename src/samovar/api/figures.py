@@ -82,7 +82,7 @@ class ReplicaFigures:
         self._num_steps = self._num_samples_told = self._num_fetched = self._steps_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._same = SameLosses()
-        self._has_met = self._is_open = self._has_passed = False
+        self._has_met = self._is_open = self._has_passed = self._was_away = False
         self._waits = False  # whether an exchange waits for a device
         self._workers: dict[int, Row] = {}
         self._told_s = self._workers_s = -math.inf
@@ -144,6 +144,7 @@ class ReplicaFigures:
     def skip(self) -> None:
         """Leave out the time since the last call, in which the loop did not train."""
         self._laps.skip()
+        self._was_away = True
         if self._pacing is not None:
             self._pacing.begin()
         if self._profile is not None:
@@ -322,6 +323,8 @@ class ReplicaFigures:
         samples = self.num_samples - self._num_samples_told
         times = self._times
         arrived_s = times.arrived_s if self._has_one_clock else -times.exchange_s
+        if self._was_away:  # a rank that evaluates alone is no slow one
+            arrived_s, self._was_away = math.nan, False
         num_steps = self._num_steps
         self._posted, self._times = (steps_done, times), StepTimes()
         self._num_steps, self._num_samples_told = 0, self.num_samples

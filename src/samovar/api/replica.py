@@ -111,7 +111,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         more: bool = False,
         gradient: torch.Tensor | None = None,
         retain_graph: bool | None = None,
-        inputs: Sequence[torch.Tensor] | None = None,
+        inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
         also: Sequence["Replica"] = (),
     ) -> None:
         """Call this in place of `loss.backward()`.
@@ -127,7 +127,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         Waits for all ranks of the exchange. Raises ReplicasDiffer if another rank is at a different call, RankFailed,
         and DeadlineExceeded. Cost: one all-reduce of the gradients.
         """
-        leaves = None if inputs is None else tuple(inputs)
+        leaves = (inputs,) if isinstance(inputs, torch.Tensor) else None if inputs is None else tuple(inputs)
         around = tuple(partial(other._backward, more) for other in also)
         self._backward(more, BackwardPass(loss, gradient, retain_graph, leaves, around))
 

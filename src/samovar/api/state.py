@@ -12,6 +12,7 @@ from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 from samovar.frontends.torch.optimizers import Optimizers
+from samovar.frontends.torch.state import mean_buffers
 
 _FIELDS = ("rank", "world_size", "strategy", "step", "epochs", "model", "optimizer", "strategy_state", "center")
 
@@ -69,8 +70,8 @@ def num_tensors(value: Any) -> int:
 
 @torch.no_grad()
 def keep(model: nn.Module, shown: AbstractContextManager[None]) -> None:
-    """The weights and buffers that the model has inside `shown` stay in it."""
-    tensors = [*model.parameters(), *model.buffers()]
+    """The weights, and the means of buffers, that the model has inside `shown` stay in it."""
+    tensors = [*model.parameters(), *mean_buffers(model)]
     with shown:
         final = [tensor.detach().clone() for tensor in tensors]
     for tensor, value in zip(tensors, final, strict=True):

@@ -94,7 +94,7 @@ class TimeSpent:
         """The rank that the others waited for longest, and that share of the time; None without such waits."""
         total_s = sum(self._seconds.values())
         rank = max(self._late_s, key=lambda rank: self._late_s[rank], default=None)
-        return (None, 0.0) if rank is None or total_s <= 0.0 else (rank, self._late_s[rank] / total_s)
+        return (None, 0.0) if rank is None or total_s <= 0.0 else (rank, min(1.0, self._late_s[rank] / total_s))
 
     def verdict(self) -> str | None:
         """Shares, the bottleneck, and advice; None without any step."""

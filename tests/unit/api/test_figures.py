@@ -154,6 +154,23 @@ def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pyt
     assert "rank 1 is slower than the others, which wait for it 500 ms" in capsys.readouterr().err
 
 
+def test_a_rank_that_evaluates_alone_is_no_slow_one(team: ProcessGroup) -> None:
+    replica, model = replica_of(team, FiguresWanted())
+    arrivals: list[float] = []
+
+    def hear(rows: Any) -> None:
+        arrivals.append(rows[0, 3])
+        replica._figures.hear(rows)
+
+    replica._announcer.listen(hear)
+    steps(replica, model, 2)
+    with replica.evaluating():
+        pass
+    steps(replica, model, 2)
+    assert np.isnan(arrivals).tolist() == [False, False, True, False]
+    replica.close()
+
+
 def test_the_batch_of_a_finished_run_is_that_of_its_own_steps(
     team: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -362,3 +362,22 @@ def trained(replica: Replica, model: nn.Module, steps: int) -> None:
     for _ in range(steps):
         replica.backward(model(torch.ones(1, 3)).square().sum())
         replica.step()
+
+
+def test_inputs_of_a_backward_pass_may_be_one_tensor(team: ProcessGroup) -> None:
+    """As those of `Tensor.backward`; its rows would be other tensors, and nothing would learn."""
+    model = nn.Linear(3, 2)
+    replica_of(team, model, sgd(model)).backward(model(torch.ones(1, 3)).sum(), inputs=model.weight)
+    assert (model.weight.grad is None, model.bias.grad is None) == (False, True)
+
+
+def test_a_cache_that_was_made_in_inference_mode_does_not_stop_the_end(team: ProcessGroup) -> None:
+    """Nobody may write into such a tensor later."""
+    model = nn.Linear(3, 2)
+    model.register_buffer("cache", torch.zeros(1), persistent=False)
+    replica = replica_of(team, model, sgd(model), "local-sgd")
+    trained(replica, model, 1)
+    with torch.inference_mode():
+        model.cache = torch.ones(5)
+    replica.finish()
+    assert model.cache.tolist() == [1.0] * 5

@@ -79,7 +79,7 @@ class FlatGradients:
         scale: float,
         factors: Factors | None = None,
     ) -> None:
-        self._flat = flat
+        self._flat, self._start = flat, flat.tensor_N.data_ptr()
         self._factors = factors
         self._scale = scale
         self._buckets = buckets
@@ -153,7 +153,7 @@ class FlatGradients:
             elif slot.mirrored:
                 slot.parameter.grad = torch.empty_like(slot.parameter).copy_(slot.view)
             else:
-                slot.parameter.grad = slot.view
+                slot.parameter.grad = slot.view.detach()  # model.half() gives other memory to `grad` itself
 
         self._is_published = True
 
@@ -170,6 +170,11 @@ class FlatGradients:
             slot.parameter.grad = None
 
     def _begin(self, bucket_final: BucketHook) -> None:
+        if self._flat.tensor_N.data_ptr() != self._start:
+            raise SamovarError(
+                "share_memory(), of the model or of a gradient, has moved the gradients, and none would be exchanged; "
+                "call it before replicate()"
+            )
         self._is_published, self._came_late = False, ""
         self._missing = [len(bucket.entries) for bucket in self._buckets]
         for slot in self._slots:
@@ -207,7 +212,7 @@ class FlatGradients:
             )
         if slot.begun:
             slot.view.add_(gradient, alpha=self._scale)
-        elif gradient is slot.view:
+        elif gradient.data_ptr() == slot.view.data_ptr():
             slot.view.mul_(self._scale)
         elif gradient.dtype == slot.view.dtype and self._scale != 1.0:
             torch.mul(gradient, self._scale, out=slot.view)

@@ -305,5 +305,6 @@ def _check(loader: object) -> None:
         raise InputError(
             f"shard: {type(loader).__name__} iterates in its own way, which cannot be divided; use DataLoader"
         )
-    if isinstance(loader.sampler, DistributedSampler):
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise InputError("shard: the loader's DistributedSampler divides the data already; give the sampler it wraps")

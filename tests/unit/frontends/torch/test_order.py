@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -190,6 +191,10 @@ class OwnWay(DataLoader[object]):
         ([1, 2], "give a torch DataLoader"),
         (OwnWay(NUMBERS), "iterates in its own way"),
         (DataLoader(NUMBERS, sampler=DistributedSampler(NUMBERS, 2, 0)), "divides the data already"),
+        (
+            DataLoader(NUMBERS, batch_sampler=BatchSampler(DistributedSampler(NUMBERS, 2, 0), 4, False)),
+            "divides the data already",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(loader: object, words: str) -> None:
