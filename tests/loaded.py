@@ -1,17 +1,21 @@
 """Commands and rank programs as forks of one process that has loaded torch; see `loaded_program`."""
 
+import inspect
 import json
 import os
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("loaded_program.py")
+_FORK_S = 100.0
+_ROOM = "-" * 2000  # on its command line, where its forks show theirs
 
 
 class Loaded:
@@ -19,7 +23,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM)],
+            [sys.executable, "-P", str(PROGRAM), _ROOM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -29,8 +33,19 @@ class Loaded:
         self.lock = threading.Lock()
         self.is_closed = False
 
-    def command(self, arguments: Sequence[str], folder: Path, files: Sequence[Path], timeout_s: float) -> int | None:
-        """The exit code of `samovar` with these arguments, which writes to the two files; None if it takes longer."""
+    def command(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        files: Sequence[Path],
+        timeout_s: float,
+        *,
+        forks_scripts: bool = False,
+    ) -> int | None:
+        """The exit code of `samovar` with these arguments, which writes to the two files; None if it takes longer.
+
+        With `forks_scripts` the scripts of `samovar run` are forks too.
+        """
         return self._asked(
             timeout_s,
             arguments=list(arguments),
@@ -38,6 +53,7 @@ class Loaded:
             output=str(files[0]),
             errors=str(files[1]),
             environment=dict(os.environ),
+            forks_scripts=forks_scripts,
         )
 
     def ranks(
@@ -50,6 +66,24 @@ class Loaded:
         return self._asked(
             timeout_s, module=module, folder=str(ROOT), files=named, environment=environment, arguments=words
         )
+
+    def child(
+        self, words: Sequence[str], folder: str, streams: Sequence[str], environment: Mapping[str, str], *, leads: bool
+    ) -> int:
+        """The number of a child of this process that is `words`, and leads a session if asked to.
+
+        The process between, whose child it was, has ended.
+        """
+        from samovar import _native  # not by the leak check's own runs, which have no package
+
+        adopted_before = _native.adopt_orphans(True)
+        try:
+            given = {"words": list(words), "streams": list(streams), "environment": dict(environment)}
+            number = self._asked(_FORK_S, parent=os.getpid(), folder=folder, leads=leads, **given)
+        finally:
+            _native.adopt_orphans(adopted_before)
+        assert number is not None, f"{words} is not forked"
+        return number
 
     def _asked(self, timeout_s: float, **given: object) -> int | None:
         assert self._process.stdin is not None
@@ -91,3 +125,31 @@ def free() -> Iterator[Loaded | None]:
         yield None if own.is_closed else own
     finally:
         own.lock.release()
+
+
+class Forked(subprocess.Popen[str]):
+    """A child whose interpreter is not started anew: `samovar ...`, `python -m MODULE ...` or `python FILE ...`.
+
+    Another command, one that inherits descriptors, or one for which no loaded process is free, starts as ever.
+    """
+
+    def _execute_child(self, *given: Any) -> None:
+        """In place of Popen's."""
+        execute: Any = super()._execute_child  # type: ignore[misc]
+        asked = inspect.signature(execute).bind(*given).arguments
+        with free() as process:
+            if process is None or asked["pass_fds"] or not _is_known(asked["args"]):
+                execute(*given)
+                return
+            streams = [f"/proc/{os.getpid()}/fd/{asked[name]}" for name in ("p2cread", "c2pwrite", "errwrite")]
+            environment = os.environ if asked["env"] is None else asked["env"]
+            folder, leads = os.fspath(asked["cwd"] or Path.cwd()), asked["start_new_session"]
+            self.pid = process.child(asked["args"], folder, streams, environment, leads=leads)
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _is_known(words: Sequence[str]) -> bool:
+    is_program = words[0] == sys.executable and (words[1] == "-m" or not words[1].startswith("-"))
+    return is_program or Path(words[0]).name == "samovar"

@@ -4,6 +4,7 @@ It reads a JSON object a line and answers each with an exit code. What it runs i
 a session, a pidfd, a log and descriptors of its own; the two seconds in which an interpreter loads torch are not there.
 """
 
+import atexit
 import faulthandler
 import importlib
 import json
@@ -12,9 +13,13 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from samovar import _native
@@ -28,6 +33,9 @@ def main() -> None:
     for line in sys.stdin:
         _load()
         given = json.loads(line)
+        if "streams" in given:
+            print(_forked_child(**given), flush=True)
+            continue
         run = _run_ranks if "module" in given else _run_command
         child = os.fork()
         if not child:
@@ -37,23 +45,112 @@ def main() -> None:
 
 def _load() -> None:
     """All that these programs need; nothing of it computes, so there is no thread that a fork would lose."""
-    for module in ("cli.entry", "cli.commands", "cli.train", "training.rank_work", "api.replicate"):
+    for module in ("cli.entry", "cli.commands", "cli.train", "training.rank", "training.rank_work", "api.replicate"):
         importlib.import_module(f"samovar.{module}")
 
 
-def _run_command(folder: str, output: str, errors: str, environment: dict[str, str], arguments: list[str]) -> int:
-    """`samovar` with these arguments, whose ranks are forks too."""
-    from samovar.cli import entry
-    from samovar.launch import processes
+def _forked_child(streams: list[str], **given: Any) -> int:
+    """The number of a process that is a child of `parent` when the process in between, whose child it was, has ended.
 
+    `parent` adopts orphans meanwhile. The paths of `streams` are descriptors of it, which it closes after this.
+    """
+    told, tell = os.pipe()
+    flags = (os.O_RDONLY, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_APPEND)
+    opened = [os.open(path, flag) for path, flag in zip(streams, flags, strict=True)]
+    between = os.fork()
+    if not between:
+        child = os.fork()
+        if not child:
+            _end_as(partial(_be_child, opened, **given))
+        os.write(tell, str(child).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    number = int(os.read(told, 99))
+    for descriptor in (told, tell, *opened):
+        os.close(descriptor)
+    return number
+
+
+def _be_child(
+    opened: Sequence[int], parent: int, words: list[str], folder: str, environment: dict[str, str], leads: bool
+) -> int:
+    """`words`, as a child of `parent` with these standard streams."""
+    while os.getppid() != parent:
+        time.sleep(0.001)
+    if leads:
+        os.setsid()
+    os.chdir(folder)
+    for number, descriptor in enumerate(opened):
+        os.dup2(descriptor, number)
+    os.closerange(_LAST_STANDARD + 1, os.sysconf("SC_OPEN_MAX"))
+    sys.stdin = os.fdopen(0, closefd=False)
+    _show(words)
+    if Path(words[0]).name == "samovar":
+        return _be_command(words[1:], environment, forks_scripts=True)
+    return _be_program(words[1:], environment)
+
+
+def _run_command(
+    folder: str, output: str, errors: str, environment: dict[str, str], arguments: list[str], forks_scripts: bool
+) -> int:
+    """`samovar` with these arguments, whose ranks are forks too."""
     _native.die_with_parent()
     os.setsid()
     os.chdir(folder)
     _redirect(output, errors)
+    return _be_command(arguments, environment, forks_scripts=forks_scripts)
+
+
+def _be_command(arguments: Sequence[str], environment: Mapping[str, str], *, forks_scripts: bool) -> int:
+    from samovar.cli import entry
+    from samovar.launch import processes, script
+
     _become(["samovar", *arguments], environment)
     # There alone: what else a command starts is started.
-    processes.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment, attr-defined]
+    for module in (processes, script) if forks_scripts else (processes,):
+        module.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
     entry.main()
+    return 0
+
+
+def _be_program(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """A script with its arguments, or `-m` and a module, as Python begins and ends it."""
+    is_module = words[0] == "-m"
+    name, *arguments = words[is_module:]
+    _become([name, *arguments], environment)
+    sys.path.insert(0, str(Path.cwd() if is_module else Path(name).resolve().parent))
+    if environment.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+    # What the process that was forked would have done at its own end.
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    sys.modules["__main__"] = ModuleType("__main__")  # which lives until the end
+    try:
+        return _ended(runpy._run_module_as_main if is_module else _run_file, name)  # type: ignore[attr-defined]
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+
+
+def _run_file(name: str) -> None:
+    path, names = Path(name).absolute(), vars(sys.modules["__main__"])
+    names["__file__"] = str(path)
+    exec(compile(path.read_bytes(), path, "exec"), names)
+
+
+def _ended(run: Callable[[str], object], name: str) -> int:
+    """The exit code of a program that `run` runs."""
+    try:
+        run(name)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
     return 0
 
 
@@ -94,10 +191,16 @@ def _be_rank_program(module: str, words: Sequence[str]) -> int:
 
 
 def _started_rank(
-    words: Sequence[str], stdin: int, stdout: int, pass_fds: Sequence[int], env: Mapping[str, str], **_others: object
+    words: Sequence[str],
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+    env: Mapping[str, str],
+    **_others: object,
 ) -> Any:
-    """In place of `subprocess.Popen` in `launch.processes`."""
-    return _ForkedRank(words, (stdin, stdout, stdout), pass_fds, env)
+    """In place of `subprocess.Popen` in `launch.processes` and `launch.script`."""
+    return _ForkedRank(words, (stdin, stdout, stderr), pass_fds, env)
 
 
 class _ForkedRank(ForkedProcess):
@@ -132,9 +235,22 @@ def _be_rank(
     for descriptor in kept - {begin}:
         os.set_inheritable(descriptor, True)
     faulthandler.enable()
+    _show(words)
     module, *arguments = words[words.index("-m") + 1 :]
     _become([module, *arguments], environment)
+    os.execv = _executed  # type: ignore[assignment]
     return int(importlib.import_module(module).main(arguments))
+
+
+def _executed(_path: str, words: Sequence[str]) -> NoReturn:
+    """In place of `os.execv`, by which a rank of `samovar run` becomes its script."""
+    _show(words)
+    sys.exit(_be_program(words[1:], dict(os.environ)))
+
+
+def _show(words: Sequence[str]) -> None:
+    """On the command line, which has room for it."""
+    importlib.import_module("samovar.training.rank")._show(list(words))
 
 
 def _redirect(output: str, errors: str) -> None:

@@ -58,5 +58,5 @@ def started(
             given += ("--out", folder / out) if number == 0 else ()
             given += tuple(own[number]) if own else ()
             prefix = tuple(prefixes[number]) if prefixes else ()
-            commands.append(stack.enter_context(Command(*given, folder=home, prefix=prefix)))
+            commands.append(stack.enter_context(Command(*given, folder=home, prefix=prefix, is_forked=True)))
         yield HostsRun(folder / out, commands, port)

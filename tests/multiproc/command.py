@@ -47,7 +47,8 @@ class Command:
     """`samovar` with `arguments`, started in `folder`, leader of a session of its own.
 
     Its output goes into files there, or in `output_folder`. `prefix` are the words of a command that runs it, `program`
-    is another one in its place. At the end of the `with` block it is dead.
+    is another one in its place. With `is_forked` its interpreter and those of its ranks are not started anew
+    (`tests/loaded_program.py`). At the end of the `with` block it is dead.
     """
 
     def __init__(
@@ -57,11 +58,12 @@ class Command:
         prefix: tuple[object, ...] = (),
         program: Path = SAMOVAR,
         output_folder: Path | None = None,
+        is_forked: bool = False,
     ) -> None:
         self._started = time.monotonic_ns()
         self._files = [(output_folder or folder) / f".{name}-{self._started}" for name in ("output", "errors")]
         with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
-            self.process = subprocess.Popen(
+            self.process = (loaded.Forked if is_forked and not prefix else subprocess.Popen)(
                 [str(word) for word in (*prefix, program, *arguments)],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -156,24 +158,32 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = TI
         time.sleep(_POLL_S)
 
 
-def run(*arguments: object, folder: Path, prefix: tuple[object, ...] = (), output_folder: Path | None = None) -> Ended:
+def run(
+    *arguments: object,
+    folder: Path,
+    prefix: tuple[object, ...] = (),
+    output_folder: Path | None = None,
+    forks_scripts: bool = False,
+) -> Ended:
     """Run a command in `folder` to its end; its output goes into files there, or in `output_folder`.
 
-    Its interpreter and those of its ranks are not started anew, unless there is a `prefix` (`tests/loaded_program.py`).
+    Its interpreter and those of its ranks are not started anew, unless there is a `prefix` (`tests/loaded_program.py`);
+    nor are the scripts of `samovar run`, with `forks_scripts`.
     """
     with loaded.free() as process:
         if process is not None and not prefix:
             files = [(output_folder or folder) / f".{name}-{time.monotonic_ns()}" for name in ("output", "errors")]
-            code = process.command([str(word) for word in arguments], folder, files, TIMEOUT_S)
+            words = [str(word) for word in arguments]
+            code = process.command(words, folder, files, TIMEOUT_S, forks_scripts=forks_scripts)
             assert code is not None, f"{arguments} takes too long"
             return Ended(code, *(path.read_text() for path in files))
     with Command(*arguments, folder=folder, prefix=prefix, output_folder=output_folder) as command:
         return command.wait()
 
 
-def succeed(*arguments: object, folder: Path, output_folder: Path | None = None) -> Ended:
+def succeed(*arguments: object, folder: Path, output_folder: Path | None = None, forks_scripts: bool = False) -> Ended:
     """Run a command that must end well."""
-    ended = run(*arguments, folder=folder, output_folder=output_folder)
+    ended = run(*arguments, folder=folder, output_folder=output_folder, forks_scripts=forks_scripts)
     assert ended.return_code == 0, ended.errors
     return ended
 

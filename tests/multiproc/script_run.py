@@ -35,9 +35,17 @@ def write_script(folder: Path, text: str) -> Path:
     return path
 
 
-def run_script(folder: Path, text: str, num_ranks: int, *flags: object, arguments: tuple[object, ...] = ()) -> Ended:
+def run_script(
+    folder: Path,
+    text: str,
+    num_ranks: int,
+    *flags: object,
+    arguments: tuple[object, ...] = (),
+    forks_scripts: bool = False,
+) -> Ended:
     """Run a script to its end."""
-    return run("run", "-n", num_ranks, *flags, write_script(folder, text), *arguments, folder=folder)
+    words = ("run", "-n", num_ranks, *flags, write_script(folder, text), *arguments)
+    return run(*words, folder=folder, forks_scripts=forks_scripts)
 
 
 def start_script(folder: Path, text: str, num_ranks: int, *flags: object) -> Command:

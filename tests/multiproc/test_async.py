@@ -147,7 +147,7 @@ def test_a_signal_stops_all_and_saves_their_center(digits: Path, tmp_path: Path)
     solver = write_solver(write_net(tmp_path, digits), 10_000_000)
     arguments = arguments_of(solver, "--strategy", "async-sgd", "--stop-rule", "first", "--out", "out")
     out = tmp_path / "out"
-    with Command(*arguments, folder=tmp_path) as command:
+    with Command(*arguments, folder=tmp_path, is_forked=True) as command:
         command.wait_for_step(out, 20)
         command.send(signal.SIGTERM)
         ended = command.wait()

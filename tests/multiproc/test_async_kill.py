@@ -40,7 +40,7 @@ def endless(tmp_path: Path, digits: Path) -> Path:
 
 def start(solver: Path, out: Path, strategy: str, *more: object, workers: int = WORKERS) -> Command:
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--strategy", strategy)
-    return Command("train", *arguments, "--sync-period", PERIOD, "--out", out, *more, folder=out.parent)
+    return Command("train", *arguments, "--sync-period", PERIOD, "--out", out, *more, folder=out.parent, is_forked=True)
 
 
 def wait_for_steps(command: Command, box: WatchedBox, ranks: Iterable[int], count: int) -> None:

@@ -160,7 +160,7 @@ def test_signals(net: Path, effects: tuple[str, ...], signals: list[signal.Signa
     """SIGHUP saves and SIGINT stops (and saves); or what the flags say."""
     solver = write_solver(net, 10_000_000, display=1, snapshot_format="HDF5")
     folder = net.parent
-    with Command("caffe", "train", "-solver", solver, *effects, *ONE_THREAD, folder=folder) as command:
+    with Command("caffe", "train", "-solver", solver, *effects, *ONE_THREAD, folder=folder, is_forked=True) as command:
         (log,) = folder.glob(".errors-*")
         command.until(lambda: "Iteration 3," in log.read_text(), "iteration 3")
         for number in signals[:-1]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samovar.collectives.encoded import CODECS
-from tests.multiproc.command import Command, result_of, succeed
+from tests.multiproc.command import Command, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 NUM_STEPS, SAVED_STEP = 16, 7
@@ -80,8 +80,7 @@ def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
             "--compress: got '1-bit'; choose one of: none, bf16, int8, int4",
         ),
     ):
-        with Command("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path) as command:
-            ended = command.wait()
+        ended = run("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path)
         assert ended.return_code == 2
         assert message in ended.errors
 

@@ -37,7 +37,7 @@ def told(folder: Path, name: str) -> list[Any]:
 
 def started(folder: Path, job: str, num_steps: int, *flags: object, strategy: str, doomed: object = "") -> Command:
     arguments = ("run", *flags, PROGRAM, folder, strategy, num_steps, *([doomed] if doomed != "" else []))
-    return Command(*arguments, folder=folder, prefix=("env", "OMP_NUM_THREADS=1"))
+    return Command(*arguments, folder=folder, is_forked=True)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ tell("end", repr({"refusals": refusals, "world_sizes": world_sizes, "center": ce
 
 def test_one_leaves_and_the_other_continues(tmp_path: Path, job: str) -> None:
     """It leaves in the middle of the second round, which then counts for both."""
-    ended = run_script(tmp_path, LEAVES, 2, "--elastic", job)
+    ended = run_script(tmp_path, LEAVES, 2, "--elastic", job, forks_scripts=True)
     assert ended.return_code == 0, ended.errors
     stayed, left = (ast.literal_eval((tmp_path / f"end-{rank}").read_text()) for rank in range(2))
     assert stayed["world_sizes"] == [2] * 8 + [1] * 4
@@ -164,7 +164,8 @@ def test_a_job_continues_where_another_was_saved(tmp_path: Path, job: str) -> No
     """With the weights of the last exchange and the samples that are left, though the save was two steps later."""
     lives = []
     for life in ("first", "second"):
-        ended = run_script(tmp_path, SAVES, 2, "--elastic", job, "--metrics", "figures", arguments=(life,))
+        flags = ("--elastic", job, "--metrics", "figures")
+        ended = run_script(tmp_path, SAVES, 2, *flags, arguments=(life,), forks_scripts=True)
         assert ended.return_code == 0, ended.errors
         lives.append([ast.literal_eval((tmp_path / f"{life}-{rank}").read_text()) for rank in range(2)])
     first, second = lives
@@ -336,9 +337,9 @@ else:
 
 def test_those_that_joined_train_on_when_the_first_command_has_no_worker_left(tmp_path: Path, job: str) -> None:
     script = write_script(tmp_path, GOES_FIRST)
-    with Command("run", "-n", 1, "--elastic", job, script, folder=tmp_path) as first:
+    with Command("run", "-n", 1, "--elastic", job, script, folder=tmp_path, is_forked=True) as first:
         first.until((tmp_path / "there").exists, "the job has begun")
-        with Command("run", "-n", 1, "--join", job, script, folder=tmp_path) as second:
+        with Command("run", "-n", 1, "--join", job, script, folder=tmp_path, is_forked=True) as second:
             first.until(lambda: "it waits for those that joined the job" in first.errors, "the first command waits")
             (tmp_path / "go").touch()
             ended, joined = first.wait(), second.wait()
@@ -353,7 +354,7 @@ while not seen:
     time.sleep(0.01)
 if rank:
     sys.exit(1)
-deadline = time.monotonic() + 4
+deadline = time.monotonic() + 2.5
 while time.monotonic() < deadline:
     time.sleep(0.01)
 tell("done")

@@ -67,9 +67,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def weights(folder: Path, num_ranks: int, *flags: object, settings: str = "{}", strategy: str = "sync") -> set[str]:
-    ended = succeed(
-        "run", "-n", num_ranks, "--oversubscribe", "--all-lines", *flags, "loop.py", strategy, settings, folder=folder
-    )
+    words = ("run", "-n", num_ranks, "--oversubscribe", "--all-lines", *flags, "loop.py", strategy, settings)
+    ended = succeed(*words, folder=folder, forks_scripts=True)
     found = re.findall(r"weights (\w+)", ended.output)
     assert len(found) == num_ranks, ended.output
     return set(found)
@@ -116,7 +115,7 @@ def test_workers_share_a_center_behind_the_described_network(folder: Path, strat
 def test_what_cannot_be_emulated_is_refused(folder: Path, flags: tuple[str, ...], told: str) -> None:
     (folder / "fast.toml").write_text('title = "fast"\n[network]\nbandwidth = "1 Tbit/s"\n')
     (folder / "other.json").write_text(json.dumps(PROFILE | {"layers": PROFILE["layers"][1:]}))  # type: ignore[index]
-    ended = run("run", "-n", 2, *flags, "loop.py", "sync", "{}", folder=folder)
+    ended = run("run", "-n", 2, *flags, "loop.py", "sync", "{}", folder=folder, forks_scripts=True)
     assert ended.return_code
     assert told in ended.errors
 

@@ -15,7 +15,7 @@ def followed(told: Ended, folder: Path) -> list[Ended]:
     words = [shlex.split(command) for command in commands]
     assert words
     assert all(first == "samovar" for first, *_ in words)
-    return [succeed(*rest, folder=folder) for _, *rest in words]
+    return [succeed(*rest, folder=folder, forks_scripts=True) for _, *rest in words]
 
 
 @pytest.mark.parametrize(("steps", "accuracy"), [(60, 0.8), pytest.param(None, 0.95, marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import loaded
 from tests.multiproc.ports import reserved_port
 
 PROGRAM = Path(__file__).with_name("join_program.py")
@@ -33,9 +34,12 @@ def port() -> Iterator[int]:
 def started(
     commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequence[int]]], folder: Path | None = None
 ) -> Iterator[list[Process]]:
-    """Each a command, its variables and its inherited descriptors; in `folder` if given."""
-    processes = [
-        subprocess.Popen(
+    """Each a command, its variables and its inherited descriptors; in `folder` if given.
+
+    The interpreter of one without descriptors is not started anew (`tests/loaded_program.py`).
+    """
+    processes: list[Process] = [
+        loaded.Forked(
             [str(word) for word in words],
             cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},

@@ -11,7 +11,8 @@ slow = pytest.mark.slow
 
 
 def kept_going(folder: Path, num_ranks: int, *arguments: object, flags: tuple[object, ...] = ()) -> Ended:
-    return run("run", "-n", num_ranks, "--keep-going", "--oversubscribe", *flags, PROGRAM, *arguments, folder=folder)
+    words = ("run", "-n", num_ranks, "--keep-going", "--oversubscribe", *flags, PROGRAM, *arguments)
+    return run(*words, folder=folder, forks_scripts=True)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def endless(tmp_path: Path, digits: Path) -> Path:
     return write_solver(write_net(tmp_path, digits), 10_000_000, snapshot=4)
 
 
-def start(solver: Path, out: Path, workers: int, *flags: object) -> Command:
+def start(solver: Path, out: Path, workers: int, *flags: object, anew: bool = False) -> Command:
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out, *flags)
-    return Command("train", *arguments, folder=out.parent)
+    return Command("train", *arguments, folder=out.parent, is_forked=not anew)
 
 
 def wait_for_moment(command: Command, out: Path, rank: int, moment: str, rng: random.Random) -> psutil.Process:
@@ -81,7 +81,7 @@ def test_a_rank_killed_at_a_random_moment(endless: Path, tmp_path: Path, seed: i
     device = "cpu-near" if seed % 3 == 2 else "cpu"
     rank, moment = rng.randrange(workers), MOMENTS[seed % len(MOMENTS)]
     out = tmp_path / "out"
-    with start(endless, out, workers, "--device", device) as command:
+    with start(endless, out, workers, "--device", device, anew=moment == "start") as command:
         process = wait_for_moment(command, out, rank, moment, rng)
         ranks = list(command.ranks().values())
         process.kill()
@@ -133,7 +133,7 @@ def test_a_resumed_run_counts_its_steps_from_the_snapshot(endless: Path, tmp_pat
 @pytest.mark.parametrize("moment", ["start", "step", "save"])
 def test_ranks_end_with_their_launcher(endless: Path, tmp_path: Path, moment: str) -> None:
     out = tmp_path / "out"
-    with start(endless, out, 2) as command:
+    with start(endless, out, 2, anew=moment == "start") as command:
         wait_for_moment(command, out, 1, moment, random.Random(moment))
         ranks = list(command.ranks().values())
         assert len(ranks) == 2

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.multiproc.command import SAMOVAR, result_of, run, succeed
+from tests.multiproc.command import result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 NUM_STEPS = 12
@@ -85,10 +84,8 @@ def test_a_loop_of_ones_own_trains_with_it_and_the_bits_come_out_twice(
     (tmp_path / "script.py").write_text(SCRIPT)
     shown = []
     for _ in range(1 if ":" in rule else 2):
-        command = [str(SAMOVAR), "run", "-n", "2", "script.py", rule]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-        assert ended.returncode == 0, ended.stderr
-        shown.append(sorted(line.split("growing-sgd ")[1].split() for line in ended.stdout.splitlines()))
+        ended = succeed("run", "-n", 2, "script.py", rule, folder=tmp_path, forks_scripts=True)
+        shown.append(sorted(line.split("growing-sgd ")[1].split() for line in ended.output.splitlines()))
     assert shown[0] == shown[-1]
     assert [growth for growth, *_ in shown[0]] == ["2.0", "2.0"]
     assert len({own for _, own, _ in shown[0]}) == 2, "two steps after the last exchange ranks differ"

@@ -75,7 +75,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
     The run has no end of its own, which a slow test might come too late for.
     """
     step = random.Random(f"{workers} {shuffle}").randrange(1, LAST_STOP)
-    with Command(*arguments_of(solver, workers, shuffle, ENDLESS), folder=tmp_path) as command:
+    with Command(*arguments_of(solver, workers, shuffle, ENDLESS), folder=tmp_path, is_forked=True) as command:
         command.until(lambda: list(tmp_path.glob("runs/*")), "the run folder")
         (out,) = tmp_path.glob("runs/*")
         command.wait_for_step(out, step)

@@ -109,21 +109,25 @@ def test_wrong_flags(tmp_path: Path, arguments: tuple[object, ...], message: str
     assert message in ended.error
 
 
-def test_a_script_is_started_as_by_hand(tmp_path: Path) -> None:
-    """The script gets all its arguments, also flags like ours, finds modules in its folder, and keeps its exit code."""
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_script_is_started_as_by_hand(tmp_path: Path, forks: bool) -> None:
+    """The script gets all its arguments, also flags like ours, finds modules in its folder, and keeps its exit code.
+
+    So does a fork of these tests (`tests/loaded_program.py`).
+    """
     (tmp_path / "folder").mkdir()
     script = tmp_path / "folder" / "script.py"
     (tmp_path / "folder" / "beside.py").write_text("word = 'beside'")
     script.write_text(
         "import beside, sys\nassert __name__ == '__main__'\nprint(beside.word, sys.argv, __file__, sys.path[0])"
     )
-    ended = run("run", "-n", 1, "folder/script.py", "-n", "--nodes", "--help", folder=tmp_path)
+    ended = run("run", "-n", 1, "folder/script.py", "-n", "--nodes", "--help", folder=tmp_path, forks_scripts=forks)
     assert ended.output == (
         f"[0] beside ['folder/script.py', '-n', '--nodes', '--help'] {tmp_path}/folder/script.py {tmp_path}/folder\n"
     )
     (tmp_path / "folder" / "__init__.py").touch()
     (tmp_path / "folder" / "main.py").write_text("import sys\nprint(__spec__.name, sys.argv[1:])")
-    ended = run("run", "-n", 2, "-m", "folder.main", "--deep", folder=tmp_path)
+    ended = run("run", "-n", 2, "-m", "folder.main", "--deep", folder=tmp_path, forks_scripts=forks)
     assert re.fullmatch(r"\[[01]\] folder\.main \['--deep'\]\n", ended.output)
 
 

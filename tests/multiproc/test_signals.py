@@ -25,7 +25,7 @@ def endless(tmp_path: Path, digits: Path) -> Path:
 
 def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] = (), *more: object) -> Command:
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out, *more)
-    return Command("train", *arguments, folder=out.parent, prefix=prefix)
+    return Command("train", *arguments, folder=out.parent, prefix=prefix, is_forked=True)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ PAUSE_S = 2.0
 def start(folder: Path, digits: Path, strategy: str, workers: int) -> Command:
     solver = write_solver(write_net(folder, digits), STEPS, display=50)
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--strategy", strategy)
-    return Command("train", *arguments, "--timeout", TIMEOUT_S, "--out", folder / "run", folder=folder)
+    return Command("train", *arguments, "--timeout", TIMEOUT_S, "--out", folder / "run", folder=folder, is_forked=True)
 
 
 def stopped(folder: Path, digits: Path, strategy: str, victim: int, step: int, pause_s: float | None = None) -> Ended:

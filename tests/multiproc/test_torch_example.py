@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from samovar.strategies.catalog import STRATEGIES as NAMES
+from tests import loaded
 from tests.multiproc import slurm
 from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port
@@ -41,18 +42,21 @@ def arguments(num_ranks: int, *more: object, epochs: int = NUM_EPOCHS) -> list[s
 
 def run_example(command: Sequence[object], folder: Path, environment: dict[str, str] | None = None) -> str:
     """The output of a command that must succeed."""
-    ended = subprocess.run(
+    with loaded.Forked(
         [str(word) for word in command],
         cwd=folder,
         env=(environment or dict(os.environ)) | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    return output
 
 
 def accuracies(output: str) -> dict[int, float]:

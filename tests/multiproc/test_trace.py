@@ -194,7 +194,7 @@ def test_what_names_no_steps_is_refused(solver: Path) -> None:
 def test_a_run_that_is_stopped_leaves_a_trace_or_nothing(tmp_path: Path, digits: Path, number: signal.Signals) -> None:
     solver, out = make_solver(tmp_path, digits, 100_000), tmp_path / "out"
     flags = ("--out", out, "--trace", "steps=2-99999")
-    with Command("train", "--solver", solver, *SHAPE, *flags, folder=tmp_path) as command:
+    with Command("train", "--solver", solver, *SHAPE, *flags, folder=tmp_path, is_forked=True) as command:
         command.wait_for_step(out, 5)
         if number == signal.SIGINT:
             command.send(number)

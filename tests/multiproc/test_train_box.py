@@ -34,7 +34,7 @@ def arguments_of(solver: Path, where: Arguments, buffer: str, out: Path, *more: 
 
 
 def start(solver: Path, where: Arguments, buffer: str, out: Path, *more: object) -> Command:
-    return Command(*arguments_of(solver, where, buffer, out, *more), folder=out.parent)
+    return Command(*arguments_of(solver, where, buffer, out, *more), folder=out.parent, is_forked=True)
 
 
 def wait_for_more(command: Command, out: Path, count: int = 5) -> None:
