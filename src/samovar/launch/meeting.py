@@ -144,7 +144,7 @@ class _Host0:
             if place.store is not None:
                 here = (place.address, address_of(listener)[1])
                 tell_place(place.address, place.port, place.store, here, self._timeout_s)
-            while not self._is_complete(hellos):
+            while not self._is_complete(_present(hellos, links)):
                 if deadline.passed():
                     self._refuse(links, DeadlineExceeded(self._absent(hellos)))
                 if (why := place.watch()) is not None:
@@ -169,8 +169,7 @@ class _Host0:
             links[-1] = link
             self._refuse(links, InputError(f"{self._who}: {why}"))
         hello = _hello_of(message)
-        before = links.get(hello.number)
-        if hello.number in hellos and not (before is not None and before.is_gone):
+        if hello.number in _present(hellos, links):
             # The others stay: this one may be of another run.
             number, there = hello.number, hellos[hello.number]
             link.send(
@@ -210,6 +209,13 @@ class _Host0:
             except SamovarError:  # it is gone, and needs no answer
                 continue
         raise error
+
+
+def _present(hellos: dict[int, HostHello], links: dict[int, HostLink]) -> dict[int, HostHello]:
+    """Those that have come, without those that have gone, which may come again."""
+    for number in [number for number, link in links.items() if link.is_gone]:
+        del hellos[number], links[number]
+    return hellos
 
 
 class _OtherHost:
