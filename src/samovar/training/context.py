@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -10,6 +10,8 @@ from types import FrameType
 import torch
 
 from samovar.config import RunConfig
+from samovar.core.clock import Deadline, polled
+from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 from samovar.core.host import PoliteThreads
 from samovar.launch.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
@@ -18,6 +20,7 @@ from samovar.training.loop import Requests
 from samovar.transports.base import Transport
 from samovar.transports.shm import BoardWord, RunBoard
 
+_PAUSE_S = 0.005
 _CROWDED = (
     "rank {}: other programs compute on its cores, so its threads sleep while they wait for each other. The bits stay "
     "the same. One thread for each free core may be faster: --threads-per-worker"
@@ -38,7 +41,8 @@ class RankContext:
 
     Windows of `lasting` outlive their ranks. `is_gone(rank)` says whether the launcher has given up that rank.
     Strategies with a center have a `box`, on host 0. The rank computes on `device`; None: in the memory that ranks
-    share. It was started again `life` times. `key` leads to the key of a run on several hosts.
+    share. It was started again `life` times. `key` leads to the key of a run on several hosts. `meet(ranks, deadline)`
+    waits for the windows of ranks that were started again together.
     """
 
     config: RunConfig
@@ -51,6 +55,7 @@ class RankContext:
     device: torch.device | None = None
     life: int = 0
     key: Path | None = None
+    meet: Callable[[Sequence[int], Deadline], None] = lambda _ranks, _deadline: None
 
     @property
     def is_first(self) -> bool:
@@ -88,6 +93,20 @@ class SignalRequests:
             self._stop_signal or board.read(launcher, BoardWord.STOP_SIGNAL),
             sum(board.read(row, BoardWord.SNAPSHOT_REQUESTS) for row in range(launcher + 1)),
         )
+
+    def meet(self, life: int, ranks: Sequence[int], deadline: Deadline) -> None:
+        """Wait until these ranks, which were started again together, have opened their windows.
+
+        A rank that is back empties its windows as it opens them, so an earlier notification would be lost. Raises
+        DeadlineExceeded.
+        """
+        self._board.post(self._rank, BoardWord.LIFE, life)
+        if not polled(
+            lambda: all(self._board.read(rank, BoardWord.LIFE) >= life for rank in ranks), deadline, _PAUSE_S
+        ):
+            raise DeadlineExceeded(
+                f"rank {self._rank}: the ranks of its group that were started again did not all come"
+            )
 
     def is_gone(self, rank: int) -> bool:
         """Whether the launcher has given up `rank`."""

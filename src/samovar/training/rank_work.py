@@ -5,6 +5,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -64,7 +65,7 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     key = None if config.hosts is None else key_path(given.key)
     lasting = transport.lasting() if isinstance(transport, HostsTransport) else transport
     ways = (transport, lasting, writer, boundary.at, requests.is_gone)
-    context = RankContext(config, *ways, box, device, given.life, key)
+    context = RankContext(config, *ways, box, device, given.life, key, partial(requests.meet, given.life))
     _JOBS[config.job](context)
     if isinstance(transport, LookingTransport):
         transport.farewell()

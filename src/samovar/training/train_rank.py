@@ -263,6 +263,8 @@ def _agreement(context: RankContext) -> Agree:
     words = Region(memory.window, memory.offset, memory.array.view(np.float64))
     broadcast = group.broadcast("agreement", words)
     deadline = partial(Deadline.after, TEST_PATIENCE * context.config.timeout_s)
+    first = context.transport.group.rank - group.group.rank
+    context.meet(range(first, first + size), deadline())
 
     def agree(number: int, rate_step: int | None) -> tuple[int, int | None]:
         if group.group.rank == 0:

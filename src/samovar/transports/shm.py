@@ -34,6 +34,7 @@ class BoardWord(IntEnum):
     STOP_SIGNAL = 1  # number of the signal that asked to stop; 0: none
     SNAPSHOT_REQUESTS = 2  # how many snapshots were asked for so far
     IS_GONE = 3  # 1: the launcher says of this rank that it has ended and will not come back
+    LIFE = 4  # how often a rank was started again, as soon as its windows are open
 
 
 # Ranks with a core each have nothing better to do with it, and one that sleeps wakes up late. Measured, interleaved, on
