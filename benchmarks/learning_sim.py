@@ -263,7 +263,7 @@ def run_slow(source: Path | None, short: bool = False, finished: bool = False) -
     found = measured(shortened(cells) if short else cells, folder, kept)
     if found and not short:
         into_page("learning-slow", slow_table(found, goal))
-        keep_curves("learning-slow", found, by_time=True)
+        keep_curves("learning-slow", {title.partition(",")[0]: runs for title, runs in found.items()}, by_time=True)
     in_step = found.get(cells[0].title, {})
     return [
         _sooner(title, runs, in_step, goal)
