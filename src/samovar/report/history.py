@@ -107,7 +107,8 @@ class History:
         self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
         self.told = _told(self.files.log)
         self.config = _config(self.files.config)
-        self.result = read_result(self.files.result) if is_of_last_run(self.files) else None
+        told = self.told.has_result and not self.is_written
+        self.result = read_result(self.files.result) if _is_of_last_run(self.files, told) else None
         return self
 
     @property
@@ -278,8 +279,13 @@ def _config(path: Path) -> Mapping[str, Any]:
 
 
 def is_of_last_run(files: RunFolder) -> bool:
-    """Whether there is a result, of the last run here, whose start wrote config.json. Copies keep no times."""
-    if not LogFile.is_written(files.log) and _told(files.log).has_result:
+    """Whether there is a result, and it is that of the last run here."""
+    return _is_of_last_run(files, not LogFile.is_written(files.log) and _told(files.log).has_result)
+
+
+def _is_of_last_run(files: RunFolder, told: bool) -> bool:
+    """The same, where the end of the log has `told` of a result, or not. The start of a run wrote config.json."""
+    if told:  # copies keep no times
         return files.result.is_file()
     try:
         return files.result.stat().st_mtime_ns >= (files.config.stat().st_mtime_ns if files.config.exists() else 0)

@@ -93,10 +93,10 @@ class Optimizers:
 
     def begin_again(self) -> None:
         """Set what they keep of past steps to zero, because it belongs to weights that are lost."""
-        states = [item for optimizer in self.all for item in optimizer.state.items()]
-        for value in (value for p, state in states if isinstance(p, torch.Tensor) for value in state.values()):
-            if isinstance(value, torch.Tensor):
-                value.zero_()
+        for _, state in self._states():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         # Reading a missing entry of an optimizer's defaultdict would make one.
@@ -132,11 +132,15 @@ class Optimizers:
 
     def _follow_layouts(self) -> None:
         """Lay the state out in memory as its parameters are: fused optimizers read both in one order."""
+        for p, state in self._states():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
+                    state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+
+    def _states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+        """Each parameter with its state. An optimizer may keep more, under other keys."""
         for optimizer in self.all:
-            for p, state in optimizer.state.items():
-                for key, value in state.items() if isinstance(p, torch.Tensor) else ():  # it may have other keys
-                    if isinstance(value, torch.Tensor) and value.shape == p.shape and value.stride() != p.stride():
-                        state[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+            yield from ((p, state) for p, state in optimizer.state.items() if isinstance(p, torch.Tensor))
 
     def require_same_parameters(self) -> None:
         """Raises SamovarError if a parameter was added or unfrozen since `guard`, and no other replica has it."""
