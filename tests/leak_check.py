@@ -18,6 +18,7 @@ _MARK = "SAMOVAR_TEST_RUN"
 _SHARED_MEMORY = Path("/dev/shm")
 _LAST_STANDARD = 2  # pytest turns output and errors over when it is interrupted
 # Opened once and kept by the interpreter or a library, whichever test comes first.
+_HARMLESS_THREADS = {"tqdm_monitor"}  # of torch.compile, where tqdm is installed
 _HARMLESS_TARGETS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/nvidia", "/proc/", "/sys/")
 
 
@@ -48,7 +49,7 @@ def take_stock() -> Belongings:
     """The resources that exist now."""
     return Belongings(
         frozenset(_descendants()),
-        frozenset(thread for thread in threading.enumerate() if thread.is_alive()),
+        frozenset(_threads()),
         frozenset(_descriptors()),
         frozenset(_shared_memory()),
     )
@@ -172,6 +173,12 @@ def _described(process: psutil.Process) -> str:
         return " ".join(process.cmdline())[:200]
     except psutil.Error:
         return "ending"
+
+
+def _threads() -> Iterator[threading.Thread]:
+    for thread in threading.enumerate():
+        if thread.is_alive() and thread.name not in _HARMLESS_THREADS:
+            yield thread
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

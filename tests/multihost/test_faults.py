@@ -23,6 +23,9 @@ def test_a_rank_of_the_other_host_is_named(hosts: Pair, victim: int, number: sig
             continue
         error = error_of(process, END_S)
         assert error.startswith(f"rank {rank} on "), error
+        if number is signal.SIGKILL and rank // 2 == victim // 2:  # it watches that process
+            assert re.search(rf"rank {victim} on .* \(process \d+\) was killed by signal 9", error), error
+            continue
         assert "all-reduce 'bucket 0'" in error, error
         assert SECONDS.search(error), error
         assert re.search(rf"\brank {victim} on |\(ranks 2, 3\)", error), error

@@ -63,7 +63,7 @@ def test_hdf5_rows_train_and_come_out_again(tmp_path: Path, train: Train) -> Non
     [weights] = tmp_path.glob("out1/snapshots/*/*.caffemodel")
     flags = ("--model", "net.prototxt", "--weights", weights, "--out", "written", "--iterations", 1)
     error = refuse("test", *flags[:-1], 2, "--workers", 2, folder=tmp_path)
-    assert error.endswith("layer 'write': type: HDF5Output writes one forward pass; test with --iterations 1")
+    assert error.endswith("layer 'write': HDF5Output writes one forward pass; test with --iterations 1")
     assert not list(tmp_path.glob("written/*"))
     ended = succeed("test", *flags, folder=tmp_path)
     assert "written/scores.h5: written" in ended.output + ended.errors

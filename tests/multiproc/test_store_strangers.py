@@ -23,7 +23,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 replica = samovar.replicate(model, optimizer)
-tell("port", os.environ["SAMOVAR_PORT"])
+tell("port", os.environ.get("SAMOVAR_PORT", os.environ["MASTER_PORT"]))
 tell("process", os.getpid())
 random = torch.Generator().manual_seed(rank)
 
