@@ -181,11 +181,13 @@ def _show_hosts(met: Met, console: Console) -> None:
 
 
 def _files_of(config: RunConfig) -> dict[str, Path]:
-    """The files of host 0 that the others need, by the name that each gets there."""
+    """The files of host 0 that the others need, by the name that each gets there. InputError if one is missing."""
+    if missing := [path for path in config.weights if not path.is_file()]:
+        raise InputError(f"--weights {missing[0]}: no such file (looked from {Path.cwd()})")
     files = {f"weights/{number}/{path.name}": path for number, path in enumerate(config.weights)}
     snapshot = config.snapshot
     if snapshot is not None:
-        parts = sorted(snapshot.iterdir()) if snapshot.is_dir() else _pair(snapshot)
+        parts = sorted(filter(Path.is_file, snapshot.iterdir())) if snapshot.is_dir() else _pair(snapshot)
         files |= {f"snapshot/{snapshot.name}/{path.name}": path for path in parts}
     if config.replay is not None:
         orders = map(RunFolder(config.replay).order, range(config.workers))

@@ -1,0 +1,24 @@
+"""The files that host 0 of a run has for the others."""
+
+from pathlib import Path
+
+import pytest
+
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.launcher.hosts import _files_of
+
+
+def test_weights_that_host_0_lacks_are_named(tmp_path: Path) -> None:
+    (tmp_path / "there.caffemodel").touch()
+    weights = (tmp_path / "there.caffemodel", tmp_path / "none.caffemodel")
+    with pytest.raises(InputError, match=r"^--weights .*none\.caffemodel: no such file \(looked from "):
+        _files_of(RunConfig("test", Path("net.prototxt"), weights=weights))
+
+
+def test_a_folder_in_the_place_of_a_snapshot_has_only_files_to_send(tmp_path: Path) -> None:
+    """A run's folder, say, which ranks refuse by name: it holds the folder of snapshots."""
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "config.json").touch()
+    files = _files_of(RunConfig("train", Path("solver.prototxt"), snapshot=tmp_path))
+    assert files == {f"snapshot/{tmp_path.name}/config.json": tmp_path / "config.json"}
