@@ -50,9 +50,11 @@ def passing_folder(name: str) -> Iterator[PassingFolder]:
     except FileNotFoundError as error:
         raise InputError(f"{error.strerror}; set TMPDIR to a folder that can be written to") from error
     folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
-    lock = os.open(folder.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fresh = folder.path / f"{_LOCK}-soon"
+    lock = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(folder.path / _LOCK)  # only now: an open one is that of a dead owner
         yield folder
     finally:
         if folder.is_kept:

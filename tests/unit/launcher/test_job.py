@@ -1,5 +1,6 @@
 """One message of several ranks is shown once; temporary folders of jobs are deleted."""
 
+import fcntl
 import pickle
 import subprocess
 import sys
@@ -47,6 +48,21 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
 
     assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
     assert [path.name for path in kept.path.iterdir()] == ["rank0.log"]
+
+
+def test_a_folder_that_is_being_made_is_no_abandoned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job may clean up at any moment, also between the making of the lock and its closing."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    flock = fcntl.flock
+
+    def after_another_cleaned_up(lock: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        remove_abandoned(tmp_path)
+        flock(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_cleaned_up)
+    with passing_folder("test") as mine:
+        assert mine.path.exists()
 
 
 def test_without_any_temporary_folder_the_error_names_the_variable() -> None:
