@@ -9,6 +9,7 @@ import pytest
 
 import samovar
 from tests.multiproc.command import Command
+from tests.multiproc.held_import import HeldImport
 from tests.multiproc.leftovers import sessions_of
 from tests.multiproc.nets import write_net, write_solver
 
@@ -69,15 +70,28 @@ def end_of(name: str, folder: Path, digits: Path, number: signal.Signals, after_
     assert not sessions_of([rank.pid for rank in ranks])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_time_ends_at_once(tmp_path: Path, digits: Path, number: signal.Signals) -> None:
-    with Command(*arguments_of("time", tmp_path, digits), folder=tmp_path) as command:
-        command.wait_for_rank(0)
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (("time",), signal.SIGTERM),
+        (("test", "--weights", "none"), signal.SIGINT),
+        (("caffe", "test", "-weights", "none"), signal.SIGTERM),
+        (("caffe", "time"), signal.SIGINT),
+    ],
+)
+def test_what_saves_nothing_ends_at_once(
+    tmp_path: Path, digits: Path, words: tuple[object, ...], number: signal.Signals
+) -> None:
+    """Whatever its rank does meanwhile: none looks for signals."""
+    held = HeldImport(tmp_path, "samovar.training.rank_work", "--rank=0")
+    net = write_net(tmp_path, digits)
+    with Command(*words, "--model", net, folder=tmp_path, prefix=held.prefix) as command:
+        command.until(lambda: held.is_reached, "rank 0 stands still")
         command.send(number)
         ended = command.wait()
 
     assert ended.return_code == 128 + number
-    assert ended.error == f"ended by {number.name}"
+    assert ended.errors.splitlines()[-1] == f"samovar: error: ended by {number.name}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -19,7 +19,7 @@ from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.launch.meeting import HostPlace
-from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
+from samovar.launch.processes import AT_ONCE, DEFAULT_EFFECTS, SignalEffect
 from samovar.launcher.hosts import run_anywhere
 from samovar.launcher.job import exit_code_of, remove_unfinished
 from samovar.launcher.placing import on_device, placed
@@ -119,9 +119,7 @@ def _device_query(given: CaffeFlags, log: CaffeLog) -> int:
     return 0
 
 
-def _run(
-    config: RunConfig, given: CaffeFlags, log: CaffeLog, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
-) -> int:
+def _run(config: RunConfig, given: CaffeFlags, log: CaffeLog, effects: Mapping[int, SignalEffect] = AT_ONCE) -> int:
     """The job, in the state and on the cores that the flags ask for."""
     config = replace(config, level=given.level, stages=given.stage, by_caffe=True)
 

@@ -1,8 +1,6 @@
 """`samovar time`: how long each layer of a net takes."""
 
-import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,6 @@ from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
-from samovar.launch.processes import SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
 from samovar.launcher.hosts import place_of, run_anywhere
@@ -28,10 +25,6 @@ from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
 
-# There is nothing to save.
-_EFFECTS: Mapping[int, SignalEffect] = dict.fromkeys(
-    (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SignalEffect.END
-)
 _PROFILE = "Also save the layers with their times, for `samovar predict --profile`."
 _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
@@ -67,7 +60,7 @@ def time_net(
     display = _KeptAsProfile(answers, profile, Kept(state_folder() if keeps else None))
     place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
     own = placed(config, 1, threads_per_worker)
-    run_anywhere(own, place, display, Console(sys.stderr, sys.stderr), _EFFECTS)
+    run_anywhere(own, place, display, Console(sys.stderr, sys.stderr))
     times.sort(key=lambda timed: timed.rank)
     if as_json and times:
         print_json(times[0] if place is None else times)

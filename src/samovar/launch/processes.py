@@ -18,7 +18,7 @@ from samovar.core.errors import InputError
 from samovar.launch.watch import EndPolicy, ForkedProcess, Inbox, RankEnd, RankProcess, RankWatch, readable
 from samovar.transports.shm import BoardWord, RunBoard
 
-__all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
+__all__ = ["AT_ONCE", "DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 
 # Without this cuBLAS has no deterministic products; it is read when a rank first uses a GPU.
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -42,6 +42,7 @@ class SignalEffect(Enum):
 
 
 DEFAULT_EFFECTS: Mapping[int, SignalEffect] = {signal.SIGHUP: SignalEffect.SNAPSHOT}
+AT_ONCE: Mapping[int, SignalEffect] = dict.fromkeys(_SIGNALS, SignalEffect.END)  # where there is nothing to save
 
 
 @dataclass(slots=True)
@@ -172,7 +173,9 @@ class Launch:
                 inbox.signalled()
             return is_end
 
-        self._watch = RankWatch(self._start, list(log_paths), _SIGNALS, act, policy or EndPolicy(), inbox=inbox)
+        # Nohup, say, has a job live on.
+        taken = [n for n in _SIGNALS if effects.get(n) is not SignalEffect.END or signal.getsignal(n) != signal.SIG_IGN]
+        self._watch = RankWatch(self._start, list(log_paths), taken, act, policy or EndPolicy(), inbox=inbox)
 
     def run(self) -> list[RankEnd]:
         """How each rank ended, in the order of their ends; the first failure ended the others.

@@ -17,7 +17,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
-from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
+from samovar.launch.processes import AT_ONCE, SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launcher.job import Display, run_job, run_without_folder
 from samovar.launcher.other_hosts import Host0, OtherHost
@@ -75,7 +75,7 @@ def run_anywhere(
     place: HostPlace | None,
     display: Display,
     console: Console,
-    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+    effects: Mapping[int, SignalEffect] = AT_ONCE,
 ) -> RunResult | None:
     """A job without a run folder, on this host or as this host's part of several; `display` shows it on host 0."""
     if place is None:

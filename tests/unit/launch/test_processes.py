@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.processes import Forks, Launch, RankEnd
+from samovar.launch.processes import AT_ONCE, DEFAULT_EFFECTS, Forks, Launch, RankEnd, SignalEffect
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import readable
 from samovar.transports.shm import RunBoard, create_segment
@@ -40,6 +40,7 @@ class Started:
         python: Sequence[Sequence[str]] = (PYTHON, PYTHON, PYTHON),
         command: Callable[[int, int], Sequence[str]] | None = None,
         may_fork: bool = False,
+        effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
     ) -> None:
         self.segment = create_segment(len(programs))
         self.outputs: defaultdict[int, bytes] = defaultdict(bytes)
@@ -52,6 +53,7 @@ class Started:
             threads_per_worker=threads_per_worker,
             on_output=on_output or self.take,
             may_fork=may_fork,
+            effects=effects,
         )
 
     def take(self, rank: int, data: bytes) -> None:
@@ -96,6 +98,19 @@ def test_all_succeed_and_every_byte_of_their_output_comes(tmp_path: Path) -> Non
     started = Started(tmp_path, [write % rank for rank in range(3)])
     assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
     assert started.outputs == {rank: bytes([rank]) * 300_000 for rank in range(3)}
+
+
+def test_a_hangup_ends_a_job_that_saves_nothing_unless_it_is_to_be_ignored(tmp_path: Path) -> None:
+    hang_up = "import os, signal; os.kill(os.getppid(), signal.SIGHUP); signal.pause()"
+    launch = Started(tmp_path, [hang_up], effects=AT_ONCE)
+    assert launch.run() == []
+    assert launch.launch.signals.kill_signal == signal.SIGHUP
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert Started(tmp_path, [hang_up.replace("; signal.pause()", "")], effects=AT_ONCE).run() == [RankEnd(0, 0)]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_a_rank_prints_goes_to_its_log_and_its_threads_are_limited(tmp_path: Path) -> None:
