@@ -61,7 +61,8 @@ class Told:
             case Failed():
                 self.failures[rank] = record
             case SnapshotWritten():
-                self.snapshot = Path(record.path)
+                path = Path(record.path)  # of Caffe's pair that of the weights; the other is what resumes
+                self.snapshot = path.with_name(".solverstate".join(path.name.rsplit(".caffemodel", 1)))
         return not isinstance(record, Failed | Finished) and self.is_news(record)
 
     def is_news(self, record: Record) -> bool:
@@ -249,7 +250,7 @@ class _RunningJob:
         if failure is None:
             raise RankFailed(
                 f"rank {rank} {self._policy.how(ends[0])} after step {step}, and the other ranks were ended; "
-                f"see {log}. If there is a snapshot, resume with --snapshot latest"
+                f"see {log}{_if_saved(self._config)}"
             )
         reason = failure.message.removeprefix(f"rank {rank}: ")
         sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
@@ -325,6 +326,12 @@ def _killed_by(signals: Signals, snapshot: Path | None) -> EndedBySignal:
         last = "no snapshot was written" if snapshot is None else f"resume with --snapshot {snapshot}"
         sentence = f"ended at once by a second signal ({name}); {last}"
     return EndedBySignal(sentence, signals.kill_signal)
+
+
+def _if_saved(config: RunConfig) -> str:
+    """The next step for a run that may have saved; other jobs never do."""
+    flag = "-snapshot and its .solverstate" if config.by_caffe else "--snapshot latest"
+    return f". If there is a snapshot, resume with {flag}" if config.job == "train" else ""
 
 
 def _last_snapshot(path: Path | None) -> str:

@@ -2,13 +2,18 @@
 
 import fcntl
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from samovar.config import RunConfig
+from samovar.core.errors import RankFailed
+from samovar.launch.processes import RankEnd
 from samovar.launcher.job import EndedBySignal, Told, _RunningJob
 from samovar.launcher.other_hosts import Host0, RankState
 from samovar.launcher.passing import passing_folder, remove_abandoned
@@ -23,6 +28,32 @@ def test_of_each_topic_the_first_notice_is_news() -> None:
     ]
     assert [told.is_news(notice) for notice in notices] == [True, True, False, True, True]
     assert told.is_news(SnapshotWritten(step=1, path="a"))
+
+
+def test_a_run_by_the_caffe_command_resumes_from_the_solverstate_of_its_pair() -> None:
+    told = Told()
+    names: list[str] = []
+    for path in ("my.caffemodel_iter_5.caffemodel", "a/lenet_iter_5.caffemodel.h5", "a.caffemodel/step_00000005"):
+        told.take(0, SnapshotWritten(step=5, path=path))
+        names.append(str(told.snapshot))
+    assert names == ["my.caffemodel_iter_5.solverstate", "a/lenet_iter_5.solverstate.h5", "a.caffemodel/step_00000005"]
+
+
+@pytest.mark.parametrize(
+    ("config", "end"),
+    [
+        (RunConfig("train", Path("a")), "rank0.log. If there is a snapshot, resume with --snapshot latest"),
+        (RunConfig("train", Path("a"), by_caffe=True), "resume with -snapshot and its .solverstate"),
+        (RunConfig("test", Path("a"), by_caffe=True), "rank0.log"),
+        (RunConfig("test", Path("a")), "rank0.log"),
+    ],
+)
+def test_only_what_may_have_saved_is_to_resume(tmp_path: Path, config: RunConfig, end: str) -> None:
+    job: Any = object.__new__(_RunningJob)
+    job._config, job._ranks, job._folder, job._told = config, (0,), RunFolder(tmp_path), Told()
+    job._board, job._policy = SimpleNamespace(read=lambda *_: 5), SimpleNamespace(how=lambda _end: "was killed")
+    with pytest.raises(RankFailed, match=f"^rank 0 was killed after step 5, .*{re.escape(end)}$"):
+        job._fail([RankEnd(0, -9)])
 
 
 def test_the_error_of_a_signal_passes_from_process_to_process() -> None:
