@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from samovar.core.errors import DeadlineExceeded
 from samovar.report.records import MAX_LINE_BYTES, Notice, Progress, RecordReader, RecordWriter, from_json, to_json
 
-from .examples import EVERY_RECORD, FINISHED, PROGRESS, STARTED, TESTED
+from .examples import EVERY_RECORD, FINISHED, PROGRESS, STARTED, TESTED, TIMED
 
 
 @pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
@@ -131,6 +131,17 @@ def test_long_records_of_several_threads_stay_whole() -> None:
     assert sorted(record.text for record in received) == texts
 
 
+def test_the_times_of_many_passes_come_whole() -> None:
+    """`samovar time --iterations 100000`, which may have taken an hour."""
+    timed = replace(TIMED, iteration_ms=tuple(10.0 + 1 / number for number in range(1, 100_001)))
+    with Pipe() as pipe:
+        writing = threading.Thread(target=lambda: (RecordWriter(pipe.write_end).write(timed), pipe.close_write_end()))
+        writing.start()
+        received = pipe.read_all(RecordReader(), 65536)
+        writing.join()
+    assert received == [timed]
+
+
 def test_a_launcher_that_does_not_read_ends_the_wait_by_its_deadline() -> None:
     with Pipe() as pipe:
         writer = RecordWriter(pipe.write_end, timeout_s=0.05)
@@ -177,7 +188,7 @@ def test_a_line_over_the_limit_is_refused_and_not_kept(piece_bytes: int) -> None
     for start in range(0, len(data), piece_bytes):
         records += reader.feed(data[start : start + piece_bytes])
     assert [type(record) for record in records] == [Notice, Progress]
-    assert "a line of over 1,048,576 bytes is not a record: 'xxxx" in records[0].text
+    assert "a line of over 8,388,608 bytes is not a record: 'xxxx" in records[0].text
 
 
 def test_a_line_of_exactly_the_limit_is_read() -> None:
