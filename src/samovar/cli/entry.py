@@ -27,6 +27,9 @@ _STDERR = 2
 class _Ended(BaseException):
     """A signal came where no run took it."""
 
+    def __str__(self) -> str:  # for those who wait for this process
+        return f"ended by {signal.Signals(self.args[0]).name}"
+
 
 def main() -> None:
     """Run the command line (`samovar --help` lists the exit codes)."""

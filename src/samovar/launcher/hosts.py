@@ -153,7 +153,7 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
         others.tell_outcome(error)
         raise
     except BaseException as error:
-        others.tell_outcome(RankFailed(f"host 0 was ended ({type(error).__name__})"))
+        others.tell_outcome(RankFailed(f"host 0 was ended ({str(error) or type(error).__name__})"))
         raise
     finally:
         others.close()

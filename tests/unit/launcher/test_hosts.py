@@ -1,5 +1,7 @@
-"""The files that host 0 of a run has for the others."""
+"""The files that host 0 of a run has for the others, and the words for a signal that ends a host before the run."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,13 @@ def test_a_folder_in_the_place_of_a_snapshot_has_only_files_to_send(tmp_path: Pa
     (tmp_path / "config.json").touch()
     files = _files_of(RunConfig("train", Path("solver.prototxt"), snapshot=tmp_path))
     assert files == {f"snapshot/{tmp_path.name}/config.json": tmp_path / "config.json"}
+
+
+def test_a_signal_before_the_run_is_told_to_other_hosts_by_its_name() -> None:
+    program = (  # the module takes signals
+        "from samovar.cli.entry import _Ended\n"
+        "from samovar.launcher.outcomes import told\n"
+        "print(told(_Ended(15))['error'])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout == "ended by SIGTERM\n"
