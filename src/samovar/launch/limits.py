@@ -44,9 +44,10 @@ def _require_cores(flag: str, workers: int, threads: int, way_out: str) -> None:
 def _require_memory(flag: str, workers: int) -> None:
     free_bytes = available_bytes()
     if free_bytes is not None and workers * RANK_BYTES > free_bytes:
+        most = free_bytes // RANK_BYTES
         raise InputError(
             f"{flag}: {workers:,} workers need at least {workers * RANK_BYTES / 1e9:,.1f} GB, and "
-            f"{free_bytes / 1e9:,.1f} GB are free. At most {free_bytes // RANK_BYTES:,} fit; give fewer"
+            f"{free_bytes / 1e9:,.1f} GB are free. {f'At most {most:,} fit; give fewer' if most else 'Free some'}"
         )
 
 

@@ -29,7 +29,8 @@ def placed(
     are not pinned, because workers that join later need cores too. Raises InputError for more workers than this machine
     can run.
     """
-    flag = f"--workers {workers}" if workers > 1 else f"--threads-per-worker {threads_per_worker}"
+    given = threads_per_worker if workers <= 1 else None
+    flag = f"--threads-per-worker {given}" if given else f"--workers {workers}"
     require_room(flag, max(1, workers), threads_per_worker, oversubscribe)
     overlaps = config.strategy.overlap in ("backward", "full")
     taken = () if threads_per_worker or config.needs_cpu else _taken(max(1, workers))

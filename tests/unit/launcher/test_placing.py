@@ -12,7 +12,8 @@ import torch
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.trace import TraceWindow
-from samovar.launcher.placing import Devices, count_gpus, on_device, torch_devices, worker_on_each_gpu
+from samovar.launch import limits
+from samovar.launcher.placing import Devices, count_gpus, on_device, placed, torch_devices, worker_on_each_gpu
 from samovar.model import device as devices
 from samovar.model.half import precision_warnings
 from samovar.strategies.config import StrategyConfig
@@ -54,6 +55,17 @@ def test_what_only_the_cpu_gives_is_refused_on_cuda(changes: dict[str, Any], fla
     with pytest.raises(InputError, match=f"^{flag}: is only guaranteed on the CPU, not with --device cuda:1"):
         replace(CONFIG, device="cuda:1", **changes)
     assert replace(CONFIG, device="cpu-staged", **changes).needs_cpu == flag
+
+
+@pytest.mark.parametrize(("threads", "flag"), [(None, "--workers 1"), (2, "--threads-per-worker 2")])
+def test_one_worker_that_has_no_room_is_told_what_to_free(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, flag: str
+) -> None:
+    monkeypatch.setattr(limits, "available_bytes", lambda: 100_000_000)
+    with pytest.raises(
+        InputError, match=rf"^{flag}: 1 workers need at least 0\.2 GB, .* 0\.1 GB are free\. Free some$"
+    ):
+        placed(CONFIG, 1, threads)
 
 
 @pytest.mark.parametrize("device", ["cpu-staged", "cuda"])
