@@ -307,6 +307,9 @@ class ScriptLaunch(EndPolicy):
             return False
         self._num_restarts += 1
         self._on_restart(self._all_ends(ends), self._num_restarts)
+        assert self._guard is not None
+        for running in self._running.values():  # those that this launcher ended, too
+            self._guard.forget(running.process_id)
         self._running.clear()
         self._ends.clear()
         self._meeting.close()

@@ -1,10 +1,13 @@
-"""The sentence that ends a run, and the words for where hosts meet."""
+"""The sentence that ends a run, the words for where hosts meet, and the groups that the guard is to end."""
 
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
-from samovar.launch.script import describe_route
+from samovar.launch import script
+from samovar.launch.script import ScriptLaunch, describe_route
 from samovar.report.script_output import end_sentence
 
 
@@ -61,3 +64,34 @@ def test_an_address_that_is_another_host_s_is_told() -> None:
 
 def test_a_name_that_cannot_be_one_is_told() -> None:
     assert "cannot be reached from here now: " in describe_route("a" * 70, 1, is_own=False)
+
+
+class NotedGuard:
+    """The groups of processes that would be killed with the launcher."""
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self.seen: list[int] = []
+        self.watch, self.forget = self._watch, self.groups.discard
+
+    def _watch(self, group: int) -> None:
+        self.seen.append(len(self.groups))
+        self.groups.add(group)
+
+    def __enter__(self) -> "NotedGuard":
+        return self
+
+    def __exit__(self, *_exception: object) -> None: ...
+
+
+def test_after_a_restart_the_guard_ends_no_group_whose_number_others_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 fails, and rank 1, which the launcher ends, goes with it."""
+    guard, programs = NotedGuard(), ["raise SystemExit(1)", "import signal; signal.pause()"]
+    monkeypatch.setattr(script, "Guard", lambda: guard)
+    outlet = SimpleNamespace(blocked=lambda: (), pump=lambda: None)
+    launch = ScriptLaunch(
+        *(lambda rank, _cpus: [sys.executable, "-I", "-S", "-c", programs[rank]], 2, None, lambda *_: None, outlet),
+        *(lambda _end: 0.0, 1.0, {}, 1),
+    )
+    assert {end.rank: end.return_code for end in launch.run()} == {0: 1, 1: None}
+    assert guard.seen == [0, 1, 0, 1]
