@@ -11,9 +11,6 @@ import subprocess
 import sys
 from contextlib import suppress
 
-_END_WAIT_S = 10.0
-_ALL_ENDED = "done\n"
-
 
 class Guard:
     """The launcher's end. Use as a context manager, inside which all groups end; ranks must not inherit the pipe."""
@@ -45,9 +42,9 @@ class Guard:
 
     def __exit__(self, *_exception: object) -> None:
         assert self._process.stdin is not None
-        self._tell(_ALL_ENDED)
+        self._process.kill()  # before its pipe ends, which would be the end of the launcher
+        self._process.wait()
         self._process.stdin.close()
-        self._process.wait(_END_WAIT_S)
 
 
 def main() -> None:
@@ -56,9 +53,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:
-        if line == _ALL_ENDED:
-            groups.clear()
-        elif line.startswith("+"):
+        if line.startswith("+"):
             groups.add(int(line[1:]))
         else:
             groups.discard(int(line[1:]))

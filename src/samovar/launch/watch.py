@@ -303,7 +303,8 @@ class RankWatch:
     def _end_all(self) -> None:
         self._kill([rank.rank for rank in self.ranks])
         for rank in self.ranks:
-            rank.process.wait(_REAP_WAIT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a GPU's memory, say, takes long to free
+                rank.process.wait(_REAP_WAIT_S)
             for descriptor in (rank.pidfd, *rank.pipes):
                 if descriptor in self._selector.get_map():
                     self._selector.unregister(descriptor)

@@ -144,6 +144,20 @@ def test_one_that_fails_ends_the_others_and_is_first_in_the_list(tmp_path: Path)
     assert started.outputs[1] == b"last words"
 
 
+def test_a_death_that_takes_long_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a process with much memory of a GPU, or on a machine that gives it no time to die."""
+    wait = subprocess.Popen.wait
+
+    def waited(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        code = wait(process)
+        if FOREVER in process.args:  # type: ignore[operator]
+            raise subprocess.TimeoutExpired(process.args, timeout or 0.0)
+        return code
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waited)
+    assert Started(tmp_path, ["raise SystemExit(3)", FOREVER]).run() == [RankEnd(0, 3)]
+
+
 def test_one_that_fails_comes_before_those_that_were_done(tmp_path: Path, pipe: tuple[int, int]) -> None:
     """Rank 1 is told rank 0's number and fails when no process has it any more: after rank 0 was taken."""
     done = "import os\nos.write({pipe}, str(os.getpid()).encode())"

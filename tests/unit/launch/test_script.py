@@ -1,5 +1,7 @@
 """The sentence that ends a run, the words for where hosts meet, and the groups that the guard is to end."""
 
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from samovar.launch import script
+from samovar.launch.guard import Guard
 from samovar.launch.script import ScriptLaunch, describe_route
 from samovar.report.script_output import end_sentence
 
@@ -64,6 +67,12 @@ def test_an_address_that_is_another_host_s_is_told() -> None:
 
 def test_a_name_that_cannot_be_one_is_told() -> None:
     assert "cannot be reached from here now: " in describe_route("a" * 70, 1, is_own=False)
+
+
+def test_a_guard_that_stands_still_ends_with_its_launcher() -> None:
+    with Guard() as guard:
+        os.kill(guard._process.pid, signal.SIGSTOP)
+    assert guard._process.returncode == -signal.SIGKILL
 
 
 class NotedGuard:
