@@ -62,6 +62,7 @@ def main() -> None:
     while "TEST_PAUSE_S" in os.environ and not (folder / (f"come-{name}" if name else "begin")).exists():
         time.sleep(0.002)
     replica = replicate(model, optimizer, strategy, sync_period_steps=PERIOD)
+    assert not replica._figures.is_foreseen, "its step is not that of a worker alone"
     first, seen = replica.step_count, []
     teller.tell("began", {"step": first, "worker": name})
     shard = replica.shard(DataLoader(data(), BATCH, shuffle=True, drop_last="TEST_PAUSE_S" in os.environ))

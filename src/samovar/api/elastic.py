@@ -225,6 +225,7 @@ class ElasticReplica(Replica):
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         made = (self._team.collectives, self._seat, self._admission, self._given, self._announcer.deadline)
         calls = (self._around, self._regrouped, self._groups.join)
+        self._figures.is_foreseen = False
         self._elastic = ElasticExchange(parameters, self._unresolved, *made, *calls)
         closing.callback(self._elastic.close)
         return self._elastic

@@ -67,6 +67,7 @@ class ReplicaFigures:
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
         self._emulated, self._pacing = processes.emulated, cast(ComputePace | None, None)
+        self.is_foreseen = processes.emulated is None  # and no worker besides these ranks takes part
         self._file: RunFile | None = None
         self._sinks: list[Sink] = []
         self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
@@ -279,7 +280,7 @@ class ReplicaFigures:
         verdict = self._run.verdict()
         if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
             say(verdict)
-        if self._rank == 0 and self._emulated is None and self._num_made:
+        if self._rank == 0 and self.is_foreseen and self._num_made:
             rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
             mean_step, batch_size = self._run.mean_step, self.num_samples / self._num_made
             compare(self._net, self._config, self._places, mean_step, batch_size, rates, self._others.share())

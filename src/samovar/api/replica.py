@@ -332,6 +332,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         model, parameters, deadline = self._model, self._parameters, self._announcer.deadline
         claim(parameters)
         closing.callback(release, parameters)
+        self._figures.is_foreseen &= box is None
         if not self._team.is_back:
             self._run = require_agreement(self._team, self._announcer, model, parameters, self.config, self.recipe)
             self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import samovar
-from samovar.api.exchanges import _tell
+from samovar.api.center import BoxChoice, box_choice
+from samovar.api.exchanges import Exchange, _tell
 from samovar.api.figures_wanted import FiguresWanted, figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -189,6 +190,22 @@ def test_the_batch_of_a_finished_run_is_that_of_its_own_steps(
         replica.finish()
         replica.close()
     assert sizes == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("box", [None, box_choice("box", "net", None, False, "net")])
+def test_a_run_at_a_box_where_others_work_too_is_not_compared_and_not_kept_as_one_worker(
+    team: ProcessGroup, monkeypatch: pytest.MonkeyPatch, box: BoxChoice | None
+) -> None:
+    compared: list[object] = []
+    monkeypatch.setattr("samovar.api.figures.compare", lambda *given: compared.append(given))
+    monkeypatch.setattr(Replica, "_with_center", lambda *_given: Exchange())
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    replica = Replica(model, optimizer, team, StrategyConfig("async-sgd"), 5.0, box)
+    steps(replica, model, 2)
+    replica.finish()
+    replica.close()
+    assert len(compared) == (box is None)
 
 
 def test_a_strategy_s_sentence_names_arguments(capsys: pytest.CaptureFixture[str]) -> None:
