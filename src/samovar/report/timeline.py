@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -91,7 +92,7 @@ def read_events(path: Path) -> Sequence[Event]:
         return _events_of(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         return ()
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise InputError(f"{path} is not a timeline: {error}; remove it, or record it again with --trace") from error
 
 

@@ -158,9 +158,10 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert not re.search(r'd="[^"]*(nan|inf)', text)
 
 
-def test_a_timeline_that_is_broken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", [b"", b"\xff" * 200])
+def test_a_timeline_that_is_broken(tmp_path: Path, rest: bytes) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
-    files.trace.write_bytes(files.trace.read_bytes()[:50])
+    files.trace.write_bytes(files.trace.read_bytes()[:50] + rest)
     with pytest.raises(InputError, match=r"is not a timeline: .*; remove it, or record it again with --trace"):
         page_of(files.path)
 
