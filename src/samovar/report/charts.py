@@ -94,7 +94,7 @@ def _scale(axis: Axis, values: Sequence[float]) -> _Scale:
         ticks = [10.0**power for power in powers if low * 0.999 <= 10.0**power <= high * 1.001]
         return _Scale(low, high, True, ticks)
     low = 0.0 if axis.has_zero else low
-    if high <= low:
+    if high - low <= 1e-12 * abs(low):  # equal, but for rounding
         high = low + (abs(low) or 1.0)
     step = _nice((high - low) / 4.5)
     last = math.ceil(high / step - 1e-9) * step if axis.ticks is None else high

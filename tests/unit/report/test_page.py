@@ -158,6 +158,13 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert not re.search(r'd="[^"]*(nan|inf)', text)
 
 
+def test_a_loss_that_stays_the_same_but_for_rounding(tmp_path: Path) -> None:
+    """Means of 2 and of 3 lines with this loss differ in the last bit."""
+    with RunFolder(tmp_path).metrics.open("w") as file:
+        file.writelines(f'{{"step": {n}, "kind": "train", "loss": 0.40309273233720366}}\n' for n in range(1, 201))
+    assert "Loss" in page_of(tmp_path)
+
+
 @pytest.mark.parametrize("rest", [b"", b"\xff" * 200])
 def test_a_timeline_that_is_broken(tmp_path: Path, rest: bytes) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
