@@ -2,6 +2,7 @@
 const again = async () => {
   try {
     const answer = await fetch(location.href, { cache: "no-store" });
+    if (!answer.ok) throw answer;  // a sentence about a file, which may be well again later
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const chosen = [...document.querySelectorAll("input:checked")].map((one) => one.id);
     const open = [...document.querySelectorAll("details[open] > summary")].map((one) => one.textContent);

@@ -102,3 +102,17 @@ def test_a_page_that_follows_its_run(opened: Browser, tmp_path: Path) -> None:
         assert opened.complaints == []
         assert set(opened.requests) == {url}
     opened.wait("document.body.classList.contains('lost')")
+
+
+def test_a_page_outlives_a_file_that_cannot_be_read(opened: Browser, tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 20)
+    config = tmp_path / "config.json"
+    with served(History(tmp_path), "127.0.0.1", 0) as url:
+        opened.open(url)
+        config.write_text("no configuration")
+        opened.wait("document.body.classList.contains('lost')")
+        assert "step 20" in opened.value("document.querySelector('h1').textContent")
+        config.unlink()
+        step_lines(tmp_path, 21, 30)
+        opened.wait("document.querySelector('h1').textContent.includes('step 30')")
+        assert not opened.value("document.body.classList.contains('lost')")
