@@ -1,5 +1,6 @@
 """A run as its folder says it, at its end or while it trains: curves, where the time went, and its result."""
 
+import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping
@@ -208,10 +209,10 @@ class History:
         try:
             with self.files.metrics.open("rb") as file:
                 end = file.seek(0, 2)
-                inode = self.files.metrics.stat().st_ino
+                inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode or end < self._place:
                     self._clear()
-                    self._inode = inode
+                self._inode = 0  # until all are taken: a line that is broken is told again by the next look
                 file.seek(self._place)
                 pieces = file.read(end - self._place).split(b"\n")[:-1]
         except FileNotFoundError:
@@ -222,6 +223,7 @@ class History:
             self._num_lines += 1
             self._place += len(text) + 1
             yield parsed_line(self.files.metrics, self._num_lines, text)
+        self._inode = inode
 
     def _take(self, line: Line) -> None:
         kind = line["kind"]
