@@ -72,7 +72,8 @@ def watch_run(
         raise InputError("--listen is for --web: give both, or none")
     history, stopped = History(run), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: stopped.set())
+        # In a thread: the signal may come while this one has the event's own lock, for which `set` would wait for ever.
+        signal.signal(number, lambda _number, _frame: threading.Thread(target=stopped.set).start())
     if not web:
         watch(history, stopped)
         return

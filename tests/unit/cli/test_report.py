@@ -3,11 +3,13 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from samovar.cli import commands
+from samovar.report.history import History
 from tests.unit.report.run_folders import prediction, run_folder, step_lines
 
 
@@ -62,6 +64,32 @@ def test_refusals(
     step_lines(run_folder(tmp_path / "RUN"), 301, 302)
     assert asked(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_middle_of_a_look_at_whether_it_came_ends_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event's lock is taken then, by the thread that runs handlers of signals."""
+    step_lines(tmp_path, 1, 2)
+
+    def watched(_run: History, stopped: threading.Event) -> None:
+        with stopped._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGINT)
+        assert stopped.wait(60.0)
+
+    def give_up(*_given: object) -> None:
+        raise TimeoutError("a handler waits for a lock that its own thread has")
+
+    monkeypatch.setattr("samovar.cli.report.watch", watched)
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    try:
+        assert asked("watch", str(tmp_path)) == 0
+    finally:
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
