@@ -31,7 +31,8 @@ def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:
     if folder is None or is_short or ran.workers > _MOST_WORKERS or not is_quiet(ran.busy):
         return None
     if ran.workers == 1:
-        kept.keep_profile(ran.subject, _whole(ran), is_whole=True)
+        if ran.batch_size:  # the seconds of a step of nobody knows how many samples predict nothing
+            kept.keep_profile(ran.subject, _whole(ran), is_whole=True)
         return None
     profile = kept.profile(ran.subject)
     machine = kept.machine() if ran.calibration is NOMINAL else ran.calibration

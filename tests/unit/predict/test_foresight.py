@@ -46,6 +46,17 @@ def test_several_workers_are_predicted_from_a_run_of_one(tmp_path: Path) -> None
     assert (bar.num_runs, bar.worst) == (1, pytest.approx(abs(found.predicted_s / 8e-3 - 1)))
 
 
+def test_one_worker_whose_batch_is_not_known_predicts_nothing(tmp_path: Path) -> None:
+    """A loop may get its batches from a shard only when it has several workers."""
+    Kept(tmp_path).keep_machine(NOMINAL)
+    close_loop(tmp_path, ran(1, batch_size=0.0))
+    assert close_loop(tmp_path, ran()) is None
+    close_loop(tmp_path, ran(1))
+    found = close_loop(tmp_path, ran(batch_size=0.0))
+    assert found is not None
+    assert found.predicted_s < 0.1
+
+
 def test_layers_that_were_timed_go_before_a_whole_run(tmp_path: Path) -> None:
     Kept(tmp_path).keep_machine(NOMINAL)
     Kept(tmp_path).keep_profile(SUBJECT, PROFILE)
