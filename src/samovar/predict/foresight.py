@@ -24,7 +24,8 @@ def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:
     """Keep one worker's step time; compare that of several with its prediction, and keep the error.
 
     None if there is nothing to predict from: a profile of the net, and the figures of this machine, which
-    `samovar doctor` keeps. None also on a busy machine. Cost: a simulation of some steps, 20 us a message.
+    `samovar doctor` keeps. None also on a busy machine, and if compute threads share cores. Cost: a simulation of some
+    steps, 20 us a message.
     """
     kept = Kept(folder)
     is_short = ran.num_steps < _LEAST_STEPS or not 0 < ran.step_s < math.inf
@@ -36,7 +37,7 @@ def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:
         return None
     profile = kept.profile(ran.subject)
     machine = kept.machine() if ran.calibration is NOMINAL else ran.calibration
-    if profile is None or machine is None:
+    if profile is None or machine is None or ran.ranks_per_host * ran.subject.threads > machine.cores:
         return None
     foreseen = foreseen_of(ran, profile, machine)
     kept.keep_run(foreseen)

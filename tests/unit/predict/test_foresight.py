@@ -74,6 +74,7 @@ def test_layers_that_were_timed_go_before_a_whole_run(tmp_path: Path) -> None:
         {"workers": 100},
         {"busy": 0.2},
         {"busy": None},
+        {"workers": 4, "ranks_per_host": 4},  # on two cores
         {"subject": replace(SUBJECT, threads=2)},
         {"subject": replace(SUBJECT, precision="bf16")},
     ],
