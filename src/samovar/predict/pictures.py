@@ -53,7 +53,8 @@ def _figure(question: Question, title: str) -> tuple[Figure, Any]:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     figure.suptitle(f"{title} (simulated)", fontsize=13)
-    axes.set_title(f"{question.profile.net} on {question.cluster.title}", fontsize=9, color="#555555", wrap=True)
+    about = f"{question.profile.net} on {question.cluster.title}".replace("$", r"\$")  # which would begin a formula
+    axes.set_title(about, fontsize=9, color="#555555", wrap=True)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     return figure, axes
