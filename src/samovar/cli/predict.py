@@ -14,6 +14,7 @@ from samovar.cli.command import gathered, load
 from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.collectives.cost import require_messages
 from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -122,6 +123,8 @@ def _question(
     kept = Kept(state_folder()).machine() or NOMINAL
     record = kept if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
+    if cluster.num_nodes(workers[-1]) > 1:
+        require_messages(plan.collective)
     fitting = _checked(names, plan.collective, settings)
     profile, samples, passes = _profile(net, cluster, on.threads_per_worker)
     require_choice("--recipe", net.recipe, RECIPES)

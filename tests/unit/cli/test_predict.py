@@ -113,6 +113,7 @@ def test_pictures(net: str, tmp_path: Path) -> None:
         (("--batch-mode", "all"), "--batch-mode: got 'all'"),
         (("--epochs", "2"), "--epochs and --epoch-samples go together"),
         (("--epochs", "inf", "--epoch-samples", "9"), "--epochs inf: give a number"),
+        (("--collective", "direct"), "collective: direct needs memory that all ranks map"),
         (("--transport", "mpi"), "--transport mpi: the cluster says how bytes travel"),
         (("--threads-per-worker", "2"), "are for a net that is timed here"),
         (("--strategy", "sync", "--sync-period", "4"), "none of sync has this setting"),
