@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import socket
 import sys
 import threading
 import time
@@ -132,22 +133,24 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
 
     On loopback only requests that name this host are answered: no page of another site can read the run.
     """
-    lock = threading.Lock()
+    lock, is_ipv6 = threading.Lock(), ":" in address
+    written = f"[{address}]" if is_ipv6 else address
 
     def shown() -> str:
         with lock:
             return page(Comparison.of([run.look()], None), is_live=True)
 
+    _PageServer.address_family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     try:
         server = _PageServer((address, port), _handler(shown, says_loopback(address)))
     except OSError as error:
-        raise InputError(f"--listen {address}:{port}: {error.strerror}; give a free port of this host") from error
+        raise InputError(f"--listen {written}:{port}: {error.strerror}; give a free port of this host") from error
     server.daemon_threads = False
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="samovar-page")
         thread.start()
         try:
-            yield f"http://{address}:{server.server_address[1]}/"
+            yield f"http://{written}:{server.server_address[1]}/"
         finally:
             server.shutdown()
             thread.join()

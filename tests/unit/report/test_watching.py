@@ -130,6 +130,14 @@ def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_the_page_at_an_ipv6_address(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 2)
+    with served(History(tmp_path), "::1", 0) as url:
+        assert url.startswith("http://[::1]:")
+        assert answer(url)[0] == 200
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 2)
     with served(History(tmp_path), LOOPBACK, 0) as url:
