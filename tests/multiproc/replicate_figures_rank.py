@@ -36,7 +36,7 @@ def seen(process_group: ProcessGroup, loop: Loop, name: str = "sync", sinks: Any
     with tempfile.TemporaryDirectory() as own:
         folder = Path(replicated(process_group, perceptron(), name=name, **settings).broadcast(own))
         config = StrategyConfig(name=name, **settings)
-        wanted = figures_wanted([folder, *sinks], trace, is_async=config.is_async)
+        wanted = figures_wanted([folder, *sinks], trace, has_center=config.needs_center)
         with Replica(model, sgd(model), process_group, config, TIMEOUT_S, wanted=wanted) as replica:
             losses = loop(replica, model)
             replica.finish()

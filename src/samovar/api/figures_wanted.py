@@ -47,7 +47,7 @@ class FiguresWanted:
         return replace(self, metrics=replace(self.metrics, folder=folder))
 
 
-def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *, is_async: bool) -> FiguresWanted:
+def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *, has_center: bool) -> FiguresWanted:
     """The figures that arguments ask for, or else SAMOVAR_METRICS and SAMOVAR_TRACE. Raises InputError."""
     wishes, what = figure_wishes(), METRICS_WHAT
     if metrics is None and wishes.metrics is not None:
@@ -58,8 +58,8 @@ def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *
     name = "replicate: trace" if trace else TRACE
     if choice.folder is None:
         raise InputError(f"{name} {written!r}: needs a folder for the trace; give metrics='FOLDER', too")
-    if is_async:
-        raise InputError(f"{name} {written!r}: shows how ranks wait for each other, and with this strategy they do not")
+    if has_center:
+        raise InputError(f"{name} {written!r}: shows exchanges among ranks; at a center there are none: leave it out")
     return FiguresWanted(choice, TraceWindow.parse(written, name), what)
 
 

@@ -175,7 +175,7 @@ def replicate(
     Raises InputError for a wrong argument, or one that differs between ranks; DeadlineExceeded if a rank is missing.
     """
     config, has_bucket = _config(strategy, collective, settings)
-    wanted = figures_wanted(metrics, trace, is_async=config.is_async)
+    wanted = figures_wanted(metrics, trace, has_center=config.needs_center)
     choice = _box(config, recipe, transport, box, buffer, key_file, join, type(model).__name__)
     if (job := elastic_job()) is not None:
         return _process.elastic(model, optimizer, config, _of_worker(wanted, choice, transport, recipe), timeout_s, job)

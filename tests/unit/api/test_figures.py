@@ -53,7 +53,7 @@ def steps(replica: Replica, model: nn.Module, count: int) -> None:
 
 def test_a_sink_gets_the_run_and_each_step_and_is_closed_once(team: ProcessGroup) -> None:
     kept = Kept()
-    replica, model = replica_of(team, figures_wanted(kept, None, is_async=False), name="local-sgd")
+    replica, model = replica_of(team, figures_wanted(kept, None, has_center=False), name="local-sgd")
     data = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2)
     for (x,) in replica.shard(data):
         replica.backward(model(x).mean())
@@ -82,7 +82,7 @@ def test_the_figures_of_a_loop_say_where_its_time_goes(team: ProcessGroup) -> No
 
 def test_a_loss_that_is_not_one_number_has_no_figure(team: ProcessGroup) -> None:
     kept = Kept()
-    replica, model = replica_of(team, figures_wanted([kept], None, is_async=False))
+    replica, model = replica_of(team, figures_wanted([kept], None, has_center=False))
     replica.backward(model(torch.ones(2, 3)), gradient=torch.ones(2, 1))
     replica.step()
     assert np.isnan(kept.lines[0][2]["loss"])
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_one_number_has_no_figure(team: ProcessGroup) -> None
 
 
 def test_a_later_run_replaces_the_file_and_a_resumed_one_continues_it(team: ProcessGroup, tmp_path: Path) -> None:
-    wanted = figures_wanted(tmp_path, None, is_async=False)
+    wanted = figures_wanted(tmp_path, None, has_center=False)
     replica, model = replica_of(team, wanted)
     steps(replica, model, 5)
     state = replica.state_dict()
@@ -108,7 +108,7 @@ def test_a_later_run_replaces_the_file_and_a_resumed_one_continues_it(team: Proc
 
 
 def test_two_replicas_cannot_share_a_folder(team: ProcessGroup, tmp_path: Path) -> None:
-    wanted = figures_wanted(tmp_path, None, is_async=False)
+    wanted = figures_wanted(tmp_path, None, has_center=False)
     replica, _ = replica_of(team, wanted)
     with pytest.raises(InputError, match="another replica writes there; give each its own folder"):
         replica_of(team, wanted)
@@ -121,9 +121,9 @@ def test_the_environment_asks_for_what_the_program_does_not(
 ) -> None:
     monkeypatch.setenv(METRICS, str(tmp_path))
     monkeypatch.setenv(TRACE, "steps=2-3")
-    wanted = figures_wanted(None, None, is_async=False)
+    wanted = figures_wanted(None, None, has_center=False)
     assert str(wanted.trace) == "2-3"
-    assert figures_wanted([Kept(), "runs/own"], None, is_async=False).metrics.folder == Path("runs/own")
+    assert figures_wanted([Kept(), "runs/own"], None, has_center=False).metrics.folder == Path("runs/own")
     replicas = [replica_of(team, wanted) for _ in range(2)]
     for replica, model in replicas:
         steps(replica, model, 4)
@@ -135,15 +135,18 @@ def test_the_environment_asks_for_what_the_program_does_not(
 
 def test_what_cannot_be_traced_is_refused() -> None:
     with pytest.raises(InputError, match="replicate: trace 'steps=2-3': needs a folder for the trace"):
-        figures_wanted(None, "steps=2-3", is_async=False)
-    with pytest.raises(InputError, match="with this strategy they do not"):
-        figures_wanted("runs/x", "steps=2-3", is_async=True)
+        figures_wanted(None, "steps=2-3", has_center=False)
+    model = nn.Linear(3, 1)
+    with pytest.raises(InputError, match="at a center there are none: leave it out"):
+        samovar.replicate(
+            model, torch.optim.SGD(model.parameters()), "round-robin-easgd", metrics="runs/x", trace="steps=2-3"
+        )
     with pytest.raises(InputError, match="replicate: trace '3': give the first and the last step"):
-        figures_wanted("runs/x", "3", is_async=False)
+        figures_wanted("runs/x", "3", has_center=False)
 
 
 def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pytest.CaptureFixture[str]) -> None:
-    replica, model = replica_of(team, figures_wanted(Kept(), None, is_async=False))
+    replica, model = replica_of(team, figures_wanted(Kept(), None, has_center=False))
     told = np.array([[1.0, 4.0, 2.0, 7.5], [1.0, 2.0, 1.0, 7.9], [0.0] * 4, [1.0, 2.0, 1.0, 7.3]])
     for _ in range(12):
         steps(replica, model, 1)
