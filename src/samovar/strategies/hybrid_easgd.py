@@ -1,7 +1,7 @@
 """Groups that train in step, and elastic averaging through shared memory between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,7 +126,7 @@ GROUP_SIZE = Setting(
     least=1,
     unit="workers",
     default=_group_size,
-    default_words="up to 4 that divide the workers",
+    default_words="the largest divisor of the workers up to 4 and half of them",
     words="groups of {value}",
     source="Ahn et al. 2018 (ShmCaffe-H)",
     is_advanced=True,
@@ -145,7 +145,7 @@ GROUP_SIZE = Setting(
         MAX_STALENESS,
         READ_FIRST,
         MAX_REFUSED,
-        FACTORS,
+        replace(FACTORS, default_words="off"),
     ),
     in_groups=True,
     is_replayable=False,
