@@ -9,8 +9,8 @@ center of that moment, and in the end all ranks have the same weights.
 
 With --checkpoint FOLDER the script saves after each epoch, and resumes when it is started again, with any number of
 ranks. SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. The model has a
-buffer that says whether one came. Ranks evaluate with the mean of their buffers, so all of them end after the same
-epoch.
+buffer that says whether one came. Ranks in step evaluate with the mean of their buffers, so all of them end after the
+same epoch.
 """
 
 import argparse
