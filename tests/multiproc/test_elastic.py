@@ -329,6 +329,7 @@ while begins or not Path("go").exists():
         Path("there").touch()
         if replica.world_size == 2:
             replica.leave()
+            print("a line without an end", end="")
             break
 else:
     replica.finish()
@@ -341,6 +342,7 @@ def test_those_that_joined_train_on_when_the_first_command_has_no_worker_left(tm
         first.until((tmp_path / "there").exists, "the job has begun")
         with Command("run", "-n", 1, "--join", job, script, folder=tmp_path, is_forked=True) as second:
             first.until(lambda: "it waits for those that joined the job" in first.errors, "the first command waits")
+            assert "a line without an end" in first.output
             (tmp_path / "go").touch()
             ended, joined = first.wait(), second.wait()
     assert (ended.return_code, joined.return_code) == (0, 0), ended.errors + joined.errors

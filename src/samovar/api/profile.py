@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from samovar.api.exchanges import LEAST_IN_PLACE_BYTES
+from samovar.api.exchanges import LEAST_IN_PLACE_BYTES, matrix_names
 from samovar.api.figures_wanted import say, warn
 from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
@@ -237,8 +237,8 @@ def compare(
     """
     (workers, ranks_per_host), (step_s, num_steps) = places, mean_step
     subject = _subject(model)
-    if subject is None:
-        return
+    if subject is None or (config.takes_factors and matrix_names(dict(model.named_parameters()), config)):
+        return  # a prediction moves whole gradients
     if config.is_async:
         if len(rates) < workers or not batch_size or min(rates) <= 0:
             return

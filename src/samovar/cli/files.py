@@ -36,7 +36,7 @@ def inspect(
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file to read.")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The file to write. Its suffix says the format.")],
-    model: Annotated[Path | None, OPTIONS("FILE", "The net (prototxt). ONNX and HDF5 files need it.")] = None,
+    model: Annotated[Path | None, OPTIONS("FILE", "The net (prototxt). ONNX targets and HDF5 sources need it.")] = None,
     force: Annotated[bool, OPTIONS("", "Replace an existing target.", "--force")] = False,
 ) -> None:
     """Convert weights, solver states and mean images.

@@ -33,7 +33,7 @@ from samovar.strategies.traits import AUTO, KINDS, NONE
 ALL = "all"
 _MOST_WORKERS = 4096
 _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
-_WORKERS = "1..128 (powers of two), or 2,6,12."
+_WORKERS = "1..128 (doubled each time), or 2,6,12."
 _SHAPE = "Shape of an input whose data is not here. May be repeated."
 _THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
 _RECIPE = "auto: as `samovar train`; shares the batch."

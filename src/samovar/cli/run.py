@@ -95,15 +95,16 @@ def run_script(
     settings |= _emulation(emulate, profile, num_ranks, (transport, hosts, chosen.name, keep_going), output.say)
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts, kept)
-        ends = _ends_of(launch, kept)
-    raise typer.Exit(_finish(output, launch, ends, is_elastic=is_elastic))
+        code = _ended(output, launch, kept)
+    raise typer.Exit(code)
 
 
-def _ends_of(launch: ScriptLaunch, kept: object) -> list[ScriptEnd]:
-    ends = launch.run()
+def _ended(output: ScriptOutput, launch: ScriptLaunch, kept: object) -> int:
+    """The exit code of ranks that this runs; what they said is shown before it waits for others."""
+    code = _finish(output, launch, launch.run(), is_elastic=isinstance(kept, ElasticRun))
     if isinstance(kept, ElasticRun) and not launch.is_asked_to_end:
         kept.linger()
-    return ends
+    return code
 
 
 def _center(num_ranks: int, keep_going: bool) -> AbstractContextManager[KeptMemory | None]:

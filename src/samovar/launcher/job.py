@@ -143,7 +143,7 @@ class _RunningJob:
         self._told = Told(snapshot=config.snapshot)
         self._board = RunBoard(memory.get("signals", memory["segment"]), config.workers)
         self._policy = self._policy_of(config)
-        self._readers = {rank: RecordReader() for rank in self._ranks}
+        self._readers: dict[int, RecordReader] = {}
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
@@ -200,6 +200,7 @@ class _RunningJob:
 
     def _command(self, rank: int, pipe: int) -> list[str]:
         life, parent = self._policy.life(rank), os.getpid()
+        self._readers[rank] = RecordReader()  # an earlier life may have ended in the middle of a record
         config, listening = self._folder.config, self._listening().get(rank, -1)
         given = RankArguments(
             rank=rank, pipe=pipe, parent=parent, config=config, life=life, listening=listening, **self._memory
@@ -248,9 +249,10 @@ class _RunningJob:
             log = f"{log} on {self._config.host_of(rank).name}"
         failure = self._told.failures.get(rank)
         if failure is None:
+            seen = "" if rank in self._ranks and not Path(log).stat().st_size else f"; see {log}"
             raise RankFailed(
-                f"rank {rank} {self._policy.how(ends[0])} after step {step}, and the other ranks were ended; "
-                f"see {log}{_if_saved(self._config)}"
+                f"rank {rank} {self._policy.how(ends[0])} after step {step}, and the other ranks were ended"
+                f"{seen}{_if_saved(self._config)}"
             )
         reason = failure.message.removeprefix(f"rank {rank}: ")
         sentence = f"rank {rank}: {reason} (last step {step}; log {log})"

@@ -4,6 +4,7 @@ Bytes come in any pieces, and become the lines that a terminal would show in the
 to stderr, with unchanged bytes.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -175,7 +176,7 @@ class Doubles:
 class RankOutput:
     """A descriptor for lines, which waits for a slow reader only if asked to.
 
-    If the reader is gone, lines are dropped.
+    If the reader is gone, or its disk is full, lines are dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -205,8 +206,8 @@ class RankOutput:
                 if not wait:
                     return
                 continue
-            except OSError:
-                self._gone = True
+            except OSError as error:
+                self._gone = error.errno != errno.ENOSPC  # a disk may have room again
                 self._pending.clear()
                 return
             del self._pending[:written]

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -17,53 +16,13 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.processes import AT_ONCE, DEFAULT_EFFECTS, Forks, Launch, RankEnd, SignalEffect
+from samovar.launch.processes import AT_ONCE, Forks, RankEnd
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import readable
-from samovar.transports.shm import RunBoard, create_segment
+from tests.unit.launch.started import PYTHON, Started
 
-PYTHON = [sys.executable, "-I", "-S", "-c"]
 TIMEOUT_S = 30.0
 FOREVER = "import signal\nwhile True: signal.pause()"
-
-
-class Started:
-    """A launch of ranks that are small programs; `{pipe}` in a program is the rank's pipe."""
-
-    def __init__(
-        self,
-        folder: Path,
-        programs: Sequence[str],
-        threads_per_worker: int = 1,
-        inherited: Sequence[int] = (),
-        on_output: Callable[[int, bytes], None] | None = None,
-        python: Sequence[Sequence[str]] = (PYTHON, PYTHON, PYTHON),
-        command: Callable[[int, int], Sequence[str]] | None = None,
-        may_fork: bool = False,
-        effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
-    ) -> None:
-        self.segment = create_segment(len(programs))
-        self.outputs: defaultdict[int, bytes] = defaultdict(bytes)
-        self.logs = [folder / f"{rank}.log" for rank in range(len(programs))]
-        self.launch = Launch(
-            command=command or (lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))]),
-            board=RunBoard(self.segment, len(programs)),
-            inherited=[self.segment, *inherited],
-            log_paths=dict(enumerate(self.logs)),
-            threads_per_worker=threads_per_worker,
-            on_output=on_output or self.take,
-            may_fork=may_fork,
-            effects=effects,
-        )
-
-    def take(self, rank: int, data: bytes) -> None:
-        self.outputs[rank] += data
-
-    def run(self) -> list[RankEnd]:
-        try:
-            return self.launch.run()
-        finally:
-            os.close(self.segment)
 
 
 @pytest.fixture

@@ -39,6 +39,15 @@ def test_a_run_by_the_caffe_command_resumes_from_the_solverstate_of_its_pair() -
     assert names == ["my.caffemodel_iter_5.solverstate", "a/lenet_iter_5.solverstate.h5", "a.caffemodel/step_00000005"]
 
 
+def job_in(folder: Path, config: RunConfig, log: str) -> Any:
+    """One in which rank 0 was killed after step 5."""
+    job: Any = object.__new__(_RunningJob)
+    job._config, job._ranks, job._folder, job._told = config, (0,), RunFolder(folder), Told()
+    job._board, job._policy = SimpleNamespace(read=lambda *_: 5), SimpleNamespace(how=lambda _end: "was killed")
+    (folder / "rank0.log").write_text(log)
+    return job
+
+
 @pytest.mark.parametrize(
     ("config", "end"),
     [
@@ -49,10 +58,15 @@ def test_a_run_by_the_caffe_command_resumes_from_the_solverstate_of_its_pair() -
     ],
 )
 def test_only_what_may_have_saved_is_to_resume(tmp_path: Path, config: RunConfig, end: str) -> None:
-    job: Any = object.__new__(_RunningJob)
-    job._config, job._ranks, job._folder, job._told = config, (0,), RunFolder(tmp_path), Told()
-    job._board, job._policy = SimpleNamespace(read=lambda *_: 5), SimpleNamespace(how=lambda _end: "was killed")
+    job = job_in(tmp_path, config, "last words")
     with pytest.raises(RankFailed, match=f"^rank 0 was killed after step 5, .*{re.escape(end)}$"):
+        job._fail([RankEnd(0, -9)])
+
+
+def test_a_log_in_which_nothing_stands_is_not_named(tmp_path: Path) -> None:
+    """A passing folder goes with it."""
+    job = job_in(tmp_path, RunConfig("test", Path("a")), "")
+    with pytest.raises(RankFailed, match="after step 5, and the other ranks were ended$"):
         job._fail([RankEnd(0, -9)])
 
 

@@ -191,6 +191,19 @@ def test_a_slow_reader_is_waited_for_by_whoever_asks_and_by_nobody_else() -> Non
     os.close(write_end)
 
 
+def test_a_disk_that_was_full_takes_later_lines() -> None:
+    read_end, write_end = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    port = RankOutput(full)
+    port.write(b"lost\n")
+    os.dup2(write_end, full)
+    os.close(write_end)
+    port.write(b"shown\n")
+    os.close(full)
+    assert os.read(read_end, 100) == b"shown\n"
+    os.close(read_end)
+
+
 CHAINED = [
     b"Traceback (most recent call last):",
     b'  File "a.py", line 1',
