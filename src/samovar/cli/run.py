@@ -100,7 +100,7 @@ def run_script(
 
 
 def _ended(output: ScriptOutput, launch: ScriptLaunch, kept: object) -> int:
-    """The exit code of ranks that this runs; what they said is shown before it waits for others."""
+    """Run the ranks and show what they said, before others are waited for. The exit code."""
     code = _finish(output, launch, launch.run(), is_elastic=isinstance(kept, ElasticRun))
     if isinstance(kept, ElasticRun) and not launch.is_asked_to_end:
         kept.linger()

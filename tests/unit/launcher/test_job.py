@@ -66,7 +66,7 @@ def test_only_what_may_have_saved_is_to_resume(tmp_path: Path, config: RunConfig
 def test_a_log_in_which_nothing_stands_is_not_named(tmp_path: Path) -> None:
     """A passing folder goes with it."""
     job = job_in(tmp_path, RunConfig("test", Path("a")), "")
-    with pytest.raises(RankFailed, match="after step 5, and the other ranks were ended$"):
+    with pytest.raises(RankFailed, match=r"after step 5, and the other ranks were ended$"):
         job._fail([RankEnd(0, -9)])
 
 
