@@ -183,7 +183,7 @@ def next_link(listener: socket.socket, key: Key | None, deadline: Deadline) -> t
         connection, (host, port, *_) = listener.accept()
     except OSError:
         return None
-    peer, limit = f"{host}:{port}", Deadline(min(deadline.at_s, Deadline.after(_STRANGER_S).at_s))
+    peer, limit = f"{host}:{port}", Deadline.after(_STRANGER_S)  # its own: a look may be nearly over
     own_address = str(connection.getsockname()[0])
     try:
         with suppress(OSError):

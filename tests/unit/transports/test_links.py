@@ -44,6 +44,23 @@ def test_a_content_of_any_size_comes_as_it_was(
             assert taker.receive(in_time()) == ({"is": "part"}, content)
 
 
+def test_who_comes_at_the_end_of_a_look_has_time_to_speak() -> None:
+    """Host 0 looks for half a second at a time, and a host takes some time from its connection to its first word."""
+    found: list[object] = []
+    with listen() as listener:
+        near = link_to(address_of(listener), None, "host 1", in_time())
+        looking = threading.Thread(target=lambda: found.append(next_link(listener, None, Deadline.after(0.0))))
+        looking.start()
+        looking.join(0.05)
+        near.send({"is": "hello"}, in_time())
+        looking.join(TIMEOUT_S)
+    near.close()
+    (came,) = found
+    assert isinstance(came, tuple)
+    assert came[1] == {"is": "hello"}
+    came[0].close()
+
+
 def test_messages_that_nobody_takes_hold_nothing_up(pair: tuple[HostLink, HostLink]) -> None:
     near, far = pair
     inbox = Inbox({1: near}, TIMEOUT_S)
