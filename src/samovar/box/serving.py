@@ -309,7 +309,10 @@ class _Connection:
             raise RankFailed(f"this connection is attached to {self._place.name!r} already; take another")
         if request.kind is Kind.WATCH and request.member == NOBODY:
             self._lane = _Lane.VIEW
-            self._place = _Place(attachment.name, self._service.host.view(attachment.name))
+            viewed = self._service.host.view(attachment.name)
+            if attachment.token not in (0, viewed.token):
+                raise RankFailed(f"buffer {attachment.name!r} was made again, and is another one; open it again")
+            self._place = _Place(attachment.name, viewed)
             self._place.channels[self._lane] = self._channel
         else:
             self._lane = _Lane.CENTER if request.kind is Kind.ATTACH else _Lane.BOARD

@@ -240,6 +240,21 @@ def test_a_member_of_a_buffer_that_was_made_anew_is_told(box: Box) -> None:
                 seat.board.set_word(0, 1)
 
 
+def test_who_looks_at_a_buffer_that_was_made_anew_is_told(box: Box) -> None:
+    create_buffer(box.places["remote"], "c", SHAPE, "viewer", soon())
+    center = RemoteCenter(box.address, "c", "viewer", soon(), is_viewer=True)
+    board = RemoteBoard(box.address, "c", "viewer", soon())
+    box.server.buffers.drop("c")
+    box.server.buffers.create("c", SHAPE)
+    center.read(np.empty(SIZE, np.float32), soon())  # it sees the old one's memory still
+    box.listen_anew()
+    for look in (lambda: center.read(np.empty(SIZE, np.float32), soon()), board.rows):
+        with pytest.raises(RankFailed, match=r"viewer: .*buffer 'c' was made again, and is another one; open it"):
+            look()
+    center.close()
+    board.close()
+
+
 def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) -> None:
     center = RemoteCenter(box_with_buffer(box), "c", "me", soon())
     board = box.board("c")
