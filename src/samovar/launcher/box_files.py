@@ -9,6 +9,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -257,8 +258,8 @@ class Snapshots:
     """Keeps the files of a box's `buffers` in `folder`, written every `every_s` on its own thread.
 
     A context manager. At its beginning it makes and fills the buffers that only the folder has. At its end it writes
-    everything again. `tell` shows a line to people. Raises InputError if the folder cannot be used, or another box uses
-    it.
+    everything again, and raises SamovarError if it cannot. `tell` shows a line to people. Raises InputError if the
+    folder cannot be used, or another box uses it.
     """
 
     def __init__(self, buffers: NamedBuffers, folder: Path, every_s: float, tell: Callable[[str], None]) -> None:
@@ -267,6 +268,7 @@ class Snapshots:
         self._every_s = every_s
         self._tell = tell
         self._written: dict[str, bytes] = {}
+        self._failure = ""  # of the last save
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="samovar-snapshots", daemon=True)
         self._lock = _locked_folder(folder)
@@ -278,10 +280,12 @@ class Snapshots:
         self._thread.start()
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, kind: object, *_exception: object) -> None:
         self._ending.set()
         self._thread.join()
         os.close(self._lock)
+        if self._failure and kind is None:
+            raise SamovarError(f"{self._failure}. The memory is kept for --keep seconds: start the box again in time")
 
     def write(self) -> None:
         """Write the buffers that changed, and delete the files of dropped ones. Raises OSError, SamovarError."""
@@ -321,12 +325,16 @@ class Snapshots:
         is_over = False
         while not is_over:
             is_over = self._ending.wait(self._every_s)
+            self._failure = ""
             try:
                 self.write()
             except OSError as error:
-                self._tell(f"--box-snapshot {self._folder}: nothing can be written ({error.strerror}); make room")
+                self._failure = f"--box-snapshot {self._folder}: nothing can be written ({error.strerror}); make room"
             except SamovarError as error:  # dropped this moment, say
-                self._tell(f"--box-snapshot {self._folder}: {error}")
+                self._failure = f"--box-snapshot {self._folder}: {error}"
+            if self._failure and not is_over:
+                with suppress(OSError):  # nobody reads it any more
+                    self._tell(self._failure)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"

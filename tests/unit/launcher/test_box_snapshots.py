@@ -1,13 +1,16 @@
 """The files of a box's buffers: those of dropped buffers go, and nothing unfinished is in the way."""
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from samovar.box.buffers import BufferShape, NamedBuffers
-from samovar.launcher.box_files import Snapshots
+from samovar.core.errors import SamovarError
+from samovar.launcher.box_files import Content, Snapshots
 
 SELDOM_S = 1e6
 
@@ -65,3 +68,39 @@ def test_what_a_killed_server_left_unfinished_is_not_in_the_way(memory: Memory, 
     buffers.close()
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["copy.safetensors"]
     assert not left.exists()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Content, "write", write)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_box_whose_last_save_fails_does_not_end_well(memory: Memory, tmp_path: Path) -> None:
+    """Its memory would be gone with the word that it ended."""
+    buffers = NamedBuffers(memory)
+    error = r"nothing can be written \(No space left on device\); make room. The memory is kept for --keep seconds"
+    with pytest.raises(SamovarError, match=error), Snapshots(buffers, tmp_path, SELDOM_S, print):
+        buffers.create("copy", BufferShape(100))
+    buffers.close()
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_saving_goes_on_where_nobody_reads_that_it_failed(memory: Memory, tmp_path: Path) -> None:
+    """The terminal was closed, or the reader of a pipe has ended."""
+    tries, has_tried_again = [], threading.Event()
+
+    def tell(text: str) -> None:
+        tries.append(text)
+        if len(tries) > 1:
+            has_tried_again.set()
+        raise BrokenPipeError
+
+    buffers = NamedBuffers(memory)
+    buffers.create("copy", BufferShape(100))
+    with pytest.raises(SamovarError), Snapshots(buffers, tmp_path, 0.001, tell):
+        assert has_tried_again.wait(5.0)
+    buffers.close()
