@@ -130,7 +130,8 @@ class NamedBuffers:
                 self._discard(f"center/{name}")
 
     def names(self) -> list[str]:
-        return sorted(key.removeprefix("center/") for key in self._descriptors if key.startswith("center/"))
+        keys = list(self._descriptors)  # at once: members of other hosts may come meanwhile
+        return sorted(key.removeprefix("center/") for key in keys if key.startswith("center/"))
 
     def create(self, name: str, shape: BufferShape, token: int | None = None) -> Buffer:
         """A new buffer of zeros, or the existing one of this name and shape. Raises InputError.

@@ -1,5 +1,6 @@
 """A remote member and a local one on the same native memory; the remote one goes on with the next server."""
 
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -88,3 +89,25 @@ def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: 
         assert [row.is_alive for row in board.rows()] == [True, True]
         remote.close()
     server.stop()
+
+
+def test_names_are_told_while_members_come(buffers: NamedBuffers) -> None:
+    """Each brings memory of its own into the table in which the names are."""
+    buffers.create("c", SHAPE)
+    has_come = threading.Event()
+
+    def come() -> None:
+        for index in range(100):
+            buffers.remote_memory("c", index, 16)
+        has_come.set()
+
+    before_s = sys.getswitchinterval()
+    coming = threading.Thread(target=come)
+    sys.setswitchinterval(1e-6)
+    try:
+        coming.start()
+        while not has_come.is_set():
+            assert buffers.names() == ["c"]
+    finally:
+        coming.join()
+        sys.setswitchinterval(before_s)
