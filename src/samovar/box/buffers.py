@@ -168,13 +168,8 @@ class NamedBuffers:
         buffer = self._buffer(name)
         return replace(buffer, is_new=Board(buffer.board).claim_token(token) == token)
 
-    def get(self, name: str) -> Buffer:
-        """The buffer of this name. Raises InputError."""
-        with self._lock:
-            return self._buffer(name)
-
     def held(self, name: str) -> Buffer:
-        """As `get`, for the caller to close, even if the buffer is dropped meanwhile."""
+        """The buffer of this name, for the caller to close, even if it is dropped meanwhile. Raises InputError."""
         with self._lock:
             buffer = self._buffer(name)
             return Buffer(os.dup(buffer.center), os.dup(buffer.board))

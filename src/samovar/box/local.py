@@ -136,34 +136,37 @@ class BoxServer:
             message = unix_sockets.receive(connection, deadline)
         except SamovarError:  # no message, or none in time
             return
-        content, descriptors = self._done(message, process)
+        content, buffer = self._done(message, process)
         try:
+            descriptors = () if buffer is None else (buffer.center, buffer.board)
             unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
         except SamovarError:
             return  # the asking process went away
+        finally:
+            if buffer is not None:
+                buffer.close()
 
-    def _done(self, message: LocalMessage, process: int) -> tuple[dict[str, object], list[int]]:
+    def _done(self, message: LocalMessage, process: int) -> tuple[dict[str, object], Buffer | None]:
+        """The answer, and the buffer that goes with it, which is the caller's."""
         message.close()  # messages carry no descriptor here
-        name = str(message.content.get("name"))
-        buffer: Buffer | None = None
+        name, is_new = str(message.content.get("name")), False
         try:
             _require_own_numbers(process)
             match message.content.get("do"):
                 case "create":
-                    buffer = self.buffers.create(name, BufferShape.of(message.content))
+                    is_new = self.buffers.create(name, BufferShape.of(message.content)).is_new
                 case "attach":
-                    buffer = self.buffers.get(name)
+                    pass
                 case "drop":
                     self.buffers.drop(name)
+                    return {"done": True}, None
                 case "names":
-                    return {"names": self.buffers.names()}, []
+                    return {"names": self.buffers.names()}, None
                 case other:
                     raise InputError(f"the box cannot {str(other)[:20]!r}; use one version of Samovar")
+            return {"is_new": is_new}, self.buffers.held(name)
         except (SamovarError, OSError) as error:  # no descriptor is free, say
-            return {"error": str(error)}, []
-        if buffer is None:
-            return {"done": True}, []
-        return {"is_new": buffer.is_new}, [buffer.center, buffer.board]
+            return {"error": str(error)}, None
 
 
 def _require_own_numbers(process: int) -> None:

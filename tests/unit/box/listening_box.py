@@ -46,7 +46,8 @@ class Box:
         self.service.close()
 
     def board(self, name: str) -> Board:
-        return Board(self.server.buffers.get(name).board)
+        with self.server.buffers.held(name) as buffer:
+            return Board(buffer.board)
 
     @property
     def places(self) -> dict[str, Endpoint]:

@@ -262,6 +262,29 @@ def test_a_server_whose_memory_holder_was_killed_says_so(box: str) -> None:
             LocalBox(box).create("a", SHAPE, soon())
 
 
+def test_a_buffer_is_handed_out_though_a_member_of_another_host_drops_it(
+    box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this very moment: its descriptors might be those of something else by the time they are sent."""
+    with serving(box) as server:
+        LocalBox(box).create("a", SHAPE, soon()).close()
+        LocalBox(box).create("b", BufferShape(10), soon()).close()
+        send = unix_sockets.send
+
+        def send_late(
+            connection: socket.socket, content: dict[str, object], deadline: Deadline, descriptors: tuple[int, ...] = ()
+        ) -> None:
+            if "is_new" in content:
+                BufferHost(server.buffers).drop("a")
+                server.buffers.create("c", BufferShape(20))
+            send(connection, content, deadline, descriptors)
+
+        monkeypatch.setattr(unix_sockets, "send", send_late)
+        with LocalBox(box).attach("a", soon()) as buffer:
+            assert BufferShape.of_center(buffer.center) == SHAPE
+    end(box)
+
+
 def test_members_whom_the_server_acts_for(box: str) -> None:
     """They go on under their incarnation with the next server; answers to exchanges outlive the first."""
     ones, x = np.ones(SHAPE.num_elements, np.float32), np.full(SHAPE.num_elements, 3.0, np.float32)
@@ -276,7 +299,8 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
         del seat
     with serving(box) as server:
         host = BufferHost(server.buffers)
-        Board(server.buffers.get("a").board).leave(member)  # what a dead process's row is: nobody's
+        with server.buffers.held("a") as buffer:
+            Board(buffer.board).leave(member)  # what a dead process's row is: nobody's
         seat = host.attach(Attachment("a", 7, token=seat_token), member, ORIGIN)
         assert (seat.answers == 2).all()
         assert (seat.center.accumulate_chunks(0, 1, ones, soon()) == 2).all()  # it has a later one: nothing to do
