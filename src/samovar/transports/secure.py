@@ -241,7 +241,12 @@ class SecureChannel:
             start, stop = 0, stop - start
         while stop - start < size:
             self._receiving_limit.apply(self._receiving, deadline)
-            count = self._receiving.recv_into(self._arrived[stop:])
+            try:
+                count = self._receiving.recv_into(self._arrived[stop:])
+            except TimeoutError as error:
+                if error.errno is not None or deadline.passed():
+                    raise
+                continue  # the system's limit is shorter: days
             if count == 0:
                 raise ConnectionResetError("closed")
             stop += count

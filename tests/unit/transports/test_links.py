@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
+from samovar.core.errors import SamovarError
 from samovar.transports.keys import Key
 from samovar.transports.links import MOST_BYTES, HostLink, Inbox, link_to, next_link, sealed_link
 from samovar.transports.tcp_listen import address_of, listen
@@ -59,6 +61,23 @@ def test_who_comes_at_the_end_of_a_look_has_time_to_speak() -> None:
     assert isinstance(came, tuple)
     assert came[1] == {"is": "hello"}
     came[0].close()
+
+
+def test_a_wait_for_ever_outlasts_the_systems_longest(
+    receiver: Receiver, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is days: ranks that have nothing to say to each other for so long are not lost."""
+    found: list[bytes] = []
+    with connected(receiver, key) as (near, far):
+        monkeypatch.setattr(Deadline, "timeout_s", lambda _self: 0.001)
+        waiting = threading.Thread(target=lambda: found.append(near.receive(FOR_EVER)))
+        waiting.start()
+        waiting.join(0.05)
+        monkeypatch.undo()
+        with suppress(SamovarError):
+            far.send(b"here", None, in_time())
+        waiting.join(TIMEOUT_S)
+    assert [header.rstrip(b"\0") for header in found] == [b"here"]
 
 
 def test_messages_that_nobody_takes_hold_nothing_up(pair: tuple[HostLink, HostLink]) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport
-from samovar.transports.unix_sockets import SegmentOffer, join_segment, listen
+from samovar.transports.unix_sockets import LocalMessage, SegmentOffer, join_segment, listen, receive, send
 
 MakeSegment = Callable[[int], int]
 TIMEOUT_S = 100.0
@@ -101,6 +101,21 @@ def test_somebody_who_never_answers_ends_by_the_deadline() -> None:
         listener.listen()
         with pytest.raises(DeadlineExceeded, match="no answer"):
             join_segment(address, Deadline.after(0.05))
+
+
+def test_a_wait_for_ever_outlasts_the_systems_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is days: processes of mpiexec wait for their host's first one as long as the run lasts."""
+    monkeypatch.setattr(Deadline, "timeout_s", lambda _self: 0.001)
+    found: list[LocalMessage] = []
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        waiting = threading.Thread(target=lambda: found.append(receive(near, FOR_EVER)))
+        waiting.start()
+        waiting.join(0.05)
+        monkeypatch.undo()
+        send(far, {"done": True}, Deadline.after(TIMEOUT_S))
+        waiting.join(TIMEOUT_S)
+    assert [message.content for message in found] == [{"done": True}]
 
 
 def test_who_finds_a_full_queue_waits() -> None:
