@@ -31,10 +31,15 @@ WAIT_S = 200.0
 
 
 @contextmanager
-def serve(box: str, *flags: str, first: str = "box ") -> Iterator["subprocess.Popen[str]"]:
+def serve(
+    box: str, *flags: str, first: str = "box ", at_hangup: signal.Handlers = signal.SIG_DFL
+) -> Iterator["subprocess.Popen[str]"]:
     """A server that has said it is there; it is killed at the end if it still runs."""
     command = [str(SAMOVAR), "box", "serve", "--box", box, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+    before = signal.signal(signal.SIGHUP, at_hangup)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    signal.signal(signal.SIGHUP, before)
+    with server:
         try:
             assert server.stdout is not None
             greeting = server.stdout.readline()
@@ -185,6 +190,16 @@ def wait_for_files(folder: Path, words: dict[str, int]) -> None:
         for path in folder.glob("*.safetensors"):
             with suppress(FileNotFoundError):  # that of a buffer that was dropped may go at this moment
                 found[path.stem] = int(safetensors.numpy.load_file(path)["words"][0])
+
+
+@pytest.mark.slow
+def test_a_server_that_nohup_started_outlives_its_terminal() -> None:
+    with serve(f"test-{uuid.uuid4().hex}", at_hangup=signal.SIG_IGN) as server:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        ignored = re.search(r"^SigIgn:\s+(\w+)$", status, re.MULTILINE)
+        assert ignored is not None
+        assert int(ignored[1], 16) >> signal.SIGHUP - 1 & 1
+        end(server, signal.SIGTERM)
 
 
 @pytest.mark.slow

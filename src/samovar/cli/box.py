@@ -64,7 +64,8 @@ def serve(
         raise InputError("--listen and --key-file go together: nobody comes in from the network without a key")
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: stopped.append(number))
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # which is nohup's
+            signal.signal(number, lambda number, _frame: stopped.append(number))
     server = BoxServer(box, keep)
     keeps = server.was_held  # not what only a start that fails has loaded
     try:
