@@ -71,7 +71,7 @@ class Box:
             made.close()
             raise InputError(
                 f"{_WHO}: buffer {name!r} of {self._places} has {made.num_elements:,} elements, and num_elements is "
-                f"{num_elements:,}; take another name, or drop it first"
+                f"{num_elements!r}; take another name, or drop it first"
             )
         return made
 
@@ -89,9 +89,9 @@ class Box:
             raise InputError(
                 f"{_WHO}: {self._places} has no buffer {name!r}; there are: {there}. Give num_elements to make it"
             )
-        if type(num_elements) is not int or num_elements < 1:
+        if not isinstance(num_elements, int | np.integer) or num_elements < 1:
             raise InputError(f"{_WHO}: num_elements is {num_elements!r}; give a whole number from 1 on")
-        shape = BufferShape(num_elements, with_velocity=with_velocity)
+        shape = BufferShape(int(num_elements), with_velocity=with_velocity)
         # Another program may make it now, too.
         create_shards(self._places, name, shape, _WHO, self._deadline(), goes_on=True)
 
@@ -165,7 +165,11 @@ class BoxBuffer(Closing):
         """The center of this program's seat, which is taken the first time."""
         if self._seat is None:
             with _in_python():
-                self._seat = take_shards(self._places, self.name, _WHO, deadline, timeout_s=self._timeout_s)
+                seat = take_shards(self._places, self.name, _WHO, deadline, timeout_s=self._timeout_s)
+            if seat.shape != self._view.shape:
+                seat.close()
+                raise InputError(f"{_WHO}: buffer {self.name!r} was made again, with another size; open it again")
+            self._seat = seat
         return self._seat.center
 
     def _next(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -74,7 +74,8 @@ def test_momentum_needs_a_velocity(box: samovar.box.Box) -> None:
 
 def test_who_only_looks_is_no_member(served: list[ServedBox]) -> None:
     box = samovar.box.connect(served[0].name)
-    with box.buffer("c", 5) as buffer:
+    size: Any = np.prod((5, 1))  # an integer of NumPy's
+    with box.buffer("c", size) as buffer:
         buffer.get()
         assert not served[0].board("c").rows()
         buffer.put(np.ones(5))
@@ -83,9 +84,20 @@ def test_who_only_looks_is_no_member(served: list[ServedBox]) -> None:
     box.drop("c")
 
 
+def test_a_buffer_that_was_made_again_with_another_size_is_left_alone(box: samovar.box.Box) -> None:
+    """Whole chunks of it are as many numbers as the old one has."""
+    with box.buffer("c", 65_536) as buffer:
+        box.drop("c")
+        with box.buffer("c", 4 * 65_536) as other:
+            with pytest.raises(samovar.InputError, match="buffer 'c' was made again, with another size; open it again"):
+                buffer.accumulate(np.ones(65_536))
+            assert not other.get().any()
+
+
 MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], object], str]] = {
     "no such buffer": (lambda box, _c: box.buffer("d"), "no buffer 'd'; there are: c. Give num_elements to make it"),
     "another size": (lambda box, _c: box.buffer("c", 4), "has 5 elements, and num_elements is 4"),
+    "no size": (lambda box, _c: box.buffer("c", cast("Any", "4")), "has 5 elements, and num_elements is '4'"),
     "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
     "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
     "a rate that is none": (lambda _box, c: c.exchange(np.ones(5, np.float32), float("nan")), "its rate is nan"),
