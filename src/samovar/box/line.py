@@ -41,8 +41,8 @@ class BoxAddress:
     def __str__(self) -> str:
         return f"the box at {self.address[0]}:{self.address[1]}"
 
-    def connect(self, who: str, deadline: Deadline) -> SecureChannel:
-        return connect(self.address, self.key, who, f"{who}: {self}", deadline)
+    def connect(self, who: str, deadline: Deadline, lost: Callable[[], str | None] = lambda: None) -> SecureChannel:
+        return connect(self.address, self.key, who, f"{who}: {self}", deadline, lost)
 
     def ask(self, kind: Kind, body: bytes, who: str, deadline: Deadline) -> bytes:
         """One question, over a connection of its own."""
@@ -151,7 +151,7 @@ class Line:
     def _connected(self, deadline: Deadline) -> Welcome:
         if self._channel is not None:
             return self.welcome
-        self._channel = self._box.connect(self.who, deadline)
+        self._channel = self._box.connect(self.who, deadline, lambda: "it was left" if self._is_closed else None)
         request = Request(self._kind, self.next_call(), self.member)
         welcome = Welcome.unpack(ask(self._channel, request, self._attachment.pack(), deadline))
         if self.member.incarnation and welcome.member != self.member:

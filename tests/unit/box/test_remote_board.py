@@ -4,6 +4,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,24 @@ def test_the_last_post_is_shown_when_the_seat_is_left(box: Box) -> None:
         for number in range(100):
             seat.board.post(seat.member, MemberProgress(number))
     assert box.board("c").row(0).progress.steps == 99
+
+
+def test_a_box_that_is_gone_does_not_hold_up_who_leaves(box: Box) -> None:
+    """Its last post is on its way there, again and again, as long as a call may take."""
+    create_buffer(box.places["remote"], "c", SHAPE, "rank 1", soon())
+    seat = take_seat(box.places["remote"], "c", "rank 1", soon(), timeout_s=TIMEOUT_S)
+    assert isinstance(seat.board, RemoteBoard)
+    assert isinstance(seat.center, RemoteCenter)
+    address = box.address.address
+    box.hang_up()
+    seat.board.post(seat.member, PROGRESS)
+    wait_until(seat.board._line._lock.locked)
+    long = Deadline.after(TIMEOUT_S / 2)
+    with suppress(SamovarError):
+        seat.board.close(Deadline.after(0.1))
+    assert not long.passed()
+    box.listen(address[1])
+    seat.center.close()
 
 
 def test_a_post_that_cannot_be_shown_is_told(box: Box) -> None:
