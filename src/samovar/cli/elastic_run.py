@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from samovar.core.errors import InputError
+from samovar.core.host import says_loopback
 from samovar.launch.identity import AUTO, ElasticJob
 from samovar.launch.script import ScriptEnd, require_port
 from samovar.membership.quorum import QuorumSize
@@ -18,6 +19,7 @@ from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_server import Meeting, QuorumServer
 from samovar.report.script_output import end_sentence
 from samovar.transports.keys import make_key, read_key
+from samovar.transports.rendezvous import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,10 @@ class ElasticRun:
             ) from error
         self._door = self._closing.enter_context(server)
         if meeting is not None and server.address is not None:
+            if is_loopback(server.address[0]) and not says_loopback(meeting.address):
+                self._closing.close()
+                why = f"leads to this host alone ({server.address[0]}); give an address that the others reach"
+                raise InputError(f"--master-addr {meeting.address}: {why}")
             self._job = ElasticJob(self._name, 0, False, "", server.address[0])
             flags = f"--master-addr {meeting.address} --master-port {meeting.port} --key-file {self._flags.key_file}"
             self._say(f"samovar: other hosts join by: samovar run --join {self._name} {flags} SCRIPT")
