@@ -164,6 +164,20 @@ def left_early(process_group: ProcessGroup) -> Any:
         return str(error)
 
 
+def inner_loops(process_group: ProcessGroup) -> Any:
+    """More inner loops than steps: their epochs are no steps of the exchange."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=2)
+    held_back = replica.shard(DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2))
+    for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
+        for _ in range(3):
+            list(held_back)
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+    return {"steps": replica.step_count, "epochs": held_back.epoch}
+
+
 def divided(process_group: ProcessGroup) -> Any:
     """Three epochs of a shuffled loader, with worker processes."""
     replica = replicated(process_group, perceptron())
@@ -197,6 +211,7 @@ SCENARIOS = {
         elastic_period,
         two_replicas,
         inner_loop,
+        inner_loops,
         divided,
         disagreeing_samplers,
         left_early,

@@ -63,6 +63,11 @@ def test_an_inner_loop_ends_without_those_whose_outer_loop_has_ended() -> None:
     assert ranks[0]["values"] == ranks[1]["values"]
 
 
+def test_the_epochs_of_an_inner_loop_are_no_steps() -> None:
+    assert [result["steps"] for result in of("inner_loops")] == [5, 5]
+    assert [result["epochs"] for result in of("inner_loops")] == [6, 15]
+
+
 def test_parts_are_disjoint_and_complete_and_every_epoch_has_another_order() -> None:
     epochs = list(zip(*of("divided"), strict=True))
     orders = [[sample for part in parts for batch in part for sample in batch] for parts in epochs]

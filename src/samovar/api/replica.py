@@ -309,8 +309,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""
-        if call.event is Event.SAVING:
-            return  # which they refuse
+        if call.event in (Event.SAVING, Event.SHARD):
+            return  # they refuse to save, and a shard's step is its epoch
         if call.event is Event.REDUCING:
             self._reductions.take_part(RankReduction(call.step), int(call.detail))
             return
