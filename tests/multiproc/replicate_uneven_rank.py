@@ -178,6 +178,24 @@ def inner_loops(process_group: ProcessGroup) -> Any:
     return {"steps": replica.step_count, "epochs": held_back.epoch}
 
 
+def left_when_one_had_ended(process_group: ProcessGroup) -> Any:
+    """A limit of steps for which one rank has too little data."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model))
+    shard = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))
+    try:
+        for _ in range(2):
+            for own, (x, y) in enumerate(own_batches(shard), 1):
+                optimizer.zero_grad()
+                replica.backward(F.cross_entropy(model(x), y))
+                replica.step()
+                if own == 3:
+                    break
+    except ReplicasDiffer as error:
+        return str(error)
+    return "was not noticed"
+
+
 def divided(process_group: ProcessGroup) -> Any:
     """Three epochs of a shuffled loader, with worker processes."""
     replica = replicated(process_group, perceptron())
@@ -215,6 +233,7 @@ SCENARIOS = {
         divided,
         disagreeing_samplers,
         left_early,
+        left_when_one_had_ended,
     )
 }
 

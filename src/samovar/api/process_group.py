@@ -68,7 +68,6 @@ class ProcessGroup:
         self._deadline = partial(self.heartbeats.deadline, timeout_s)
         self._members: dict[int, UnevenReplica] = {}
         self._num_members = 0  # so far
-        self._depth = 0
         self._step_group: ProcessGroup | None = None
 
     @property
@@ -119,15 +118,15 @@ class ProcessGroup:
 
     def enter_loop(self) -> None:
         """Say that a loop over divided data begins."""
-        self._depth += 1
+        self.uneven.depth += 1
 
     def leave_loop(self) -> None:
-        self._depth -= 1
+        self.uneven.depth -= 1
 
     def shadow_until_all_end(self) -> None:
         """After this rank's data has ended, answer the others until theirs has."""
         while True:
-            heard = self.uneven.shadow(self._depth, self._deadline)
+            heard = self.uneven.shadow(self._deadline)
             if isinstance(heard, Call):
                 self._member(heard).shadow(heard)
             elif heard is not Leaving.NOT_YET:

@@ -11,7 +11,7 @@ from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer
 
-_NUM_OF_CALL = 6  # active, replica, event, step, detail, digest of weights
+_NUM_OF_CALL = 6  # 1 + the loops that an active rank is in, or 0; replica, event, step, detail, digest of weights
 NO_FIGURES = (0.0,) * 4  # a rank's steps since its last figures, their samples, mean loss, and its last arrival
 _NUM_FIELDS = _NUM_OF_CALL + len(NO_FIGURES)
 
@@ -99,6 +99,7 @@ class UnevenInputs:
         self.last_active: tuple[int, ...] = (0,)  # the ranks that took part in the last answered call
         self._group = collectives.group
         self.first_rank = first_rank
+        self.depth = 0  # the number of loops over data that this rank is in
         self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
         self._pending: Call | None = None
         self._known: dict[Call, int] = {}
@@ -137,7 +138,7 @@ class UnevenInputs:
             return
         self._answer_pending(deadline)
         figures = self._figures.pop(call.replica, NO_FIGURES)
-        self._records.post([1.0, call.replica, call.event, call.step, call.detail, self._digest, *figures])
+        self._records.post([1.0 + self.depth, call.replica, call.event, call.step, call.detail, self._digest, *figures])
         self._digest = 0.0
         self._pending = call
 
@@ -153,14 +154,13 @@ class UnevenInputs:
         assert self._pending == call, f"{call} was not announced, {self._pending} was"
         return self._collect(call, deadline())
 
-    def shadow(self, depth: int, deadline: Callable[[], Deadline]) -> "Call | Leaving":
+    def shadow(self, deadline: Callable[[], Deadline]) -> "Call | Leaving":
         """The next call of the active ranks, for a rank whose data ended. If no rank is active, how to continue.
 
-        `depth` is the number of loops over data that this rank is in. A rank in an inner loop leaves it before those
-        whose outer loop has ended.
+        A rank in an inner loop leaves it before those whose outer loop has ended.
         """
         number, figures = self._figures.popitem() if self._figures else (0, NO_FIGURES)
-        rows = self.gather(Call(number, Event.DATA_END, depth), deadline, figures)
+        rows = self.gather(Call(number, Event.DATA_END, self.depth), deadline, figures)
         self._pass_figures(rows)
         active = _active(rows)
         if active:
@@ -169,9 +169,9 @@ class UnevenInputs:
             call = _call(rows[active[0]])
             self._require_agreement(call, rows)
             return call
-        if depth < rows[:, 3].max():
+        if self.depth < rows[:, 3].max():
             return Leaving.NOT_YET
-        return Leaving.ALL if depth == rows[:, 3].min() else Leaving.SOME
+        return Leaving.ALL if self.depth == rows[:, 3].min() else Leaving.SOME
 
     def gather(self, call: Call, deadline: Callable[[], Deadline], figures: Sequence[float] = NO_FIGURES) -> Rows:
         """The records of all ranks for a call of ranks without data, shape (P, 10)."""
@@ -205,6 +205,7 @@ class UnevenInputs:
         calls = {rank: _call(row) for rank, row in enumerate(rows, self.first_rank) if row[0] > 0}
         own_rank = self.first_rank + self._group.rank
         if all(other == call for other in calls.values()):
+            self._require_same_loops(rows)
             self._require_same_weights(rows)
             return
         if len({(other.replica, other.event, other.step) for other in calls.values()}) == 1:
@@ -217,6 +218,14 @@ class UnevenInputs:
             f"rank {own_rank}: ranks are at different places: {places}. All ranks must make the same calls in "
             "the same order, and leave loops over shard() at the same step or at their end"
         )
+
+    def _require_same_loops(self, rows: Rows) -> None:
+        left = rows[rows[:, 0] > 0, 0].min() - 1
+        if waiting := [rank for rank, row in enumerate(rows, self.first_rank) if not row[0] and row[3] > left]:
+            raise ReplicasDiffer(
+                f"rank {self.first_rank + self._group.rank}: the data of ranks {waiting} has ended, and they wait in a "
+                "loop over shard() that others have left by break; break where all ranks have data, or let it end"
+            )
 
     def _require_same_weights(self, rows: Rows) -> None:
         shown = {rank: row[5] for rank, row in enumerate(rows, self.first_rank) if row[5]}
