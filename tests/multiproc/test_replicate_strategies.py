@@ -84,8 +84,8 @@ def test_every_rank_loads_its_own_state() -> None:
     ("name", "words"),
     [
         ("inside_evaluating", "inside evaluating()"),
-        ("unfrozen", "was added or unfrozen"),
-        ("unfrozen_elsewhere", "was added or unfrozen"),
+        ("unfrozen", "finish() and close()"),
+        ("unfrozen_elsewhere", "was added, removed or unfrozen"),
         ("moved", "'0.weight' was given other memory"),
         ("replaced", "'0.weight' of the model was replaced after replicate()"),
         ("other_model", "ranks [1] differ from rank 0 in their model"),

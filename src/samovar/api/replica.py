@@ -230,6 +230,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
     def close(self) -> None:
         """Give model and optimizers back, with memory of their own. They may be replicated again.
 
+        That begins with rank 0's own weights. Call `finish` before, and it begins with those that count.
         The memory that ranks share goes back to the system when all ranks have closed.
 
         Brings an update under way to the center, and waits for no other rank, except for those that write the file of
@@ -386,6 +387,6 @@ class Replica(Checkpoints, FigureCalls, Closing):
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:
-            raise SamovarError(f"{what}: finish() has ended training; make another model and replica to train more")
+            raise SamovarError(f"{what}: finish() has ended training; close() and replicate again to train more")
         if self._loads.is_open:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")

@@ -143,12 +143,12 @@ class Optimizers:
             yield from ((p, state) for p, state in optimizer.state.items() if isinstance(p, torch.Tensor))
 
     def require_same_parameters(self) -> None:
-        """Raises SamovarError if a parameter was added or unfrozen since `guard`, and no other replica has it."""
+        """Raises SamovarError if a parameter was added, removed, or unfrozen with no other replica that has it."""
         unfrozen = any(p.requires_grad and not is_claimed(p) for p in self._frozen)
         if self._count() != self._num_parameters or unfrozen:
             raise SamovarError(
-                "other parameters train than at replicate(): one was added or unfrozen, and would not be exchanged. "
-                "Call close() and replicate again, or let all that will train require a gradient before replicate()"
+                "other parameters train than at replicate(): one was added, removed or unfrozen. Call finish() and "
+                "close(), and replicate again, or let all that will train require a gradient before replicate()"
             )
 
     def release(self) -> None:
