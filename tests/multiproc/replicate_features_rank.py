@@ -1,5 +1,6 @@
 """Rank program: what a training script may do, each against one process on all the data."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -174,12 +175,17 @@ def odd_parameters(process_group: ProcessGroup) -> Any:
     }
 
 
-def several_types(process_group: ProcessGroup, other: torch.dtype = torch.bfloat16) -> Any:
-    """A bfloat16 layer after a float32 one, and an integer buffer."""
+def several_types(
+    process_group: ProcessGroup, other: torch.dtype = torch.bfloat16, gradients: Sequence[torch.dtype | None] = ()
+) -> Any:
+    """A bfloat16 layer after a float32 one, and an integer buffer. `gradients` are types of theirs, if chosen."""
 
     def net() -> nn.Sequential:
         model = perceptron()
         model[2].to(other)
+        for layer, chosen in zip((model[0], model[2]), gradients, strict=False):
+            for parameter in layer.parameters():
+                parameter.grad_dtype = chosen
         model.register_buffer("count", torch.tensor([3 + process_group.group.rank]))
         return model
 
@@ -208,6 +214,10 @@ def several_types(process_group: ProcessGroup, other: torch.dtype = torch.bfloat
 
 def float16(process_group: ProcessGroup) -> Any:
     return several_types(process_group, torch.float16)
+
+
+def chosen_types(process_group: ProcessGroup) -> Any:
+    return several_types(process_group, gradients=(torch.bfloat16, torch.float32))
 
 
 def two_optimizers(process_group: ProcessGroup) -> Any:
@@ -344,6 +354,7 @@ SCENARIOS = {
         moved,
         several_types,
         float16,
+        chosen_types,
         compiled,
         checkpointed_reentrant,
         checkpointed_anew,

@@ -17,7 +17,7 @@ def results() -> dict[str, list[Any]]:
 
 
 def _names() -> tuple[str, ...]:
-    return (*SAME, "several_types", "float16", "autocast", "overflow", "checkpointed_too_late")
+    return (*SAME, "several_types", "float16", "chosen_types", "autocast", "overflow", "checkpointed_too_late")
 
 
 SAME = (
@@ -66,7 +66,11 @@ def test_a_parameter_that_no_rank_used_has_no_gradient_and_no_momentum() -> None
 
 @pytest.mark.parametrize(
     ("scenario", "other", "distance"),
-    [("several_types", "torch.bfloat16", 1e-3), ("float16", "torch.float16", 1e-3 / 8)],  # 8 and 11 bits
+    [
+        ("several_types", "torch.bfloat16", 1e-3),
+        ("float16", "torch.float16", 1e-3 / 8),  # 11 bits, not 8
+        ("chosen_types", "torch.bfloat16", 2e-3),
+    ],
 )
 def test_parameters_of_other_types_are_rounded_alike_on_all_ranks(scenario: str, other: str, distance: float) -> None:
     first, second = of(scenario)

@@ -148,12 +148,13 @@ class FlatGradients:
         # What reached this rank reached one: only what did not is looked up, which waits for a device.
         counts = self._reached.tolist() if self._lacks_some else [1.0] * len(self._slots)
         for slot, reached in zip(self._slots, counts, strict=True):
+            parameter = slot.parameter
             if reached == 0.0:
-                slot.parameter.grad = None
+                parameter.grad = None
             elif slot.mirrored:
-                slot.parameter.grad = torch.empty_like(slot.parameter).copy_(slot.view)
+                parameter.grad = torch.empty_like(parameter, dtype=_gradient_type(parameter)).copy_(slot.view)
             else:
-                slot.parameter.grad = slot.view.detach()  # model.half() gives other memory to `grad` itself
+                parameter.grad = slot.view.detach()  # model.half() gives other memory to `grad` itself
 
         self._is_published = True
 
@@ -254,7 +255,12 @@ class FlatGradients:
         bucket_final(last)
 
 
-def _can_be_gradient(view: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether it has the parameter's type, and its order in memory, which fused optimizers rely on."""
+def _can_be_gradient(view: torch.Tensor, parameter: nn.Parameter) -> bool:
+    """Whether it has the gradient's type, and the parameter's order in memory, which fused optimizers rely on."""
     strides = zip(view.shape, view.stride(), parameter.stride(), strict=True)
-    return parameter.dtype == torch.float32 and all(size == 1 or a == b for size, a, b in strides)
+    return _gradient_type(parameter) == torch.float32 and all(size == 1 or a == b for size, a, b in strides)
+
+
+def _gradient_type(parameter: nn.Parameter) -> torch.dtype:
+    """The type that its `grad` must have; a user may choose another than the parameter's."""
+    return parameter.grad_dtype or parameter.dtype
