@@ -301,7 +301,7 @@ def _check(loader: object) -> None:
             f"shard: got a {type(loader).__name__}; give a torch DataLoader, or divide the data yourself by "
             "replica.rank and replica.world_size"
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator")):
         raise InputError(
             f"shard: {type(loader).__name__} iterates in its own way, which cannot be divided; use DataLoader"
         )

@@ -185,11 +185,19 @@ class OwnWay(DataLoader[object]):
         return iter([])
 
 
+class OwnIterator(DataLoader[object]):
+    """As loaders of graphs: what worker processes give is only a part of a batch."""
+
+    def _get_iterator(self) -> Any:
+        return map(str, super()._get_iterator())
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
         ([1, 2], "give a torch DataLoader"),
         (OwnWay(NUMBERS), "iterates in its own way"),
+        (OwnIterator(NUMBERS), "iterates in its own way"),
         (DataLoader(NUMBERS, sampler=DistributedSampler(NUMBERS, 2, 0)), "divides the data already"),
         (
             DataLoader(NUMBERS, batch_sampler=BatchSampler(DistributedSampler(NUMBERS, 2, 0), 4, False)),
