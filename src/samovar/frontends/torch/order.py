@@ -162,12 +162,20 @@ class EpochOrder:
         self._own: list[Any] = []
 
     def start(self, epoch: int, num_skipped: int) -> float:
-        """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of all of it."""
+        """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of all of it.
+
+        Raises InputError if the loader has batches, but not one of each rank.
+        """
         order = self._drawn(epoch)
         if self._batches is None:
             self._own = list(deal(order, self._group))
         else:
             self._own = rank_batches(order, self._size, self._batches.drop_last, self._group)
+            if self._batches.drop_last and not self._own and len(order) >= self._size:
+                raise InputError(
+                    f"shard: {len(order):,} samples give no batch of {self._size:,} to each of "
+                    f"{self._group.world_size} ranks, and drop_last leaves out what is less; give a smaller batch_size"
+                )
         del self._own[:num_skipped]
         return digest_number(repr(order))
 

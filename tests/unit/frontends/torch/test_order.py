@@ -210,6 +210,13 @@ def test_what_cannot_be_divided_is_refused(loader: object, words: str) -> None:
         divided_loader(loader, Group(0, 2), 0)  # type: ignore[arg-type]
 
 
+def test_an_epoch_of_which_drop_last_leaves_nothing_is_refused() -> None:
+    loader: DataLoader[object] = DataLoader(NUMBERS, batch_size=11, drop_last=True)
+    with pytest.raises(InputError, match="21 samples give no batch of 11 to each of 2 ranks"):
+        divided_loader(loader, Group(0, 2), 0)[1].start(0, 0)
+    assert epochs(DataLoader(NUMBERS, batch_size=22, drop_last=True), 2, 1) == [[[], []]]
+
+
 def test_the_settings_of_the_loader_are_kept() -> None:
     generator = torch.Generator()
     loader: DataLoader[object] = DataLoader(
