@@ -33,6 +33,7 @@ from samovar.frontends.torch.parameters import (
     device_of,
     digest_of,
     layout_of,
+    require_apart,
     require_dense_gradients,
     trained_parameters,
 )
@@ -74,6 +75,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self.config = resolved(config, self.num_workers)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
+        if self.config.exchanges_weights:
+            require_apart(model, self._parameters)
         self._model, self.recipe, self._step_group = model, recipe, step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))

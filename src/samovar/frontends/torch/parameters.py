@@ -58,6 +58,18 @@ def require_kept(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
         )
 
 
+def require_apart(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
+    """Raises InputError if another tensor of the model has the memory of one that trains, which an exchange moves."""
+    places = {parameter.data_ptr(): name for name, parameter in trained.items()}
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        other = places.get(tensor.data_ptr() if tensor.layout == torch.strided else 0, name)
+        if other != name:
+            raise InputError(
+                f"replicate: {name!r} and {other!r} share memory but are two tensors, and one would stay behind; "
+                "tie them by using one Parameter object in both places"
+            )
+
+
 def require_dense_gradients(model: nn.Module) -> None:
     """Raises InputError if a layer makes sparse gradients."""
     for name, module in model.named_modules():

@@ -26,7 +26,6 @@ class FlatWeights:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array) -> None:
-        _require_apart(parameters)
         self._adopted = {name: p for name, p in parameters.items() if p.dtype == torch.float32}
         self._mirrored = {name: p for name, p in parameters.items() if p.dtype != torch.float32}
         self._staged = staged(parameters, layout, array)
@@ -62,8 +61,8 @@ class FlatWeights:
         for name, parameter in self._adopted.items():
             if parameter.data_ptr() != self._near.view(name).data_ptr():
                 raise SamovarError(
-                    f"parameter {name!r} was given other memory after replicate(); write into it instead "
-                    "(load_state_dict without assign=True, no .to(), no p.data = ...)"
+                    f"parameter {name!r} was given other memory after replicate(); write into it instead, and send "
+                    "clones to other processes (load_state_dict without assign=True, no .to(), no p.data = ...)"
                 )
 
     def release(self) -> None:
@@ -103,17 +102,6 @@ def _apart(view: torch.Tensor) -> torch.Tensor:
     start, size = view.storage_offset() * view.element_size(), view.numel() * view.element_size()
     own = view.untyped_storage()[start : start + size]
     return torch.empty(0, dtype=view.dtype, device=view.device).set_(own, 0, view.shape, view.stride())
-
-
-def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
-    places: dict[int, str] = {}
-    for name, parameter in parameters.items():
-        other = places.setdefault(parameter.data_ptr(), name)
-        if other != name:
-            raise InputError(
-                f"replicate: parameters {other!r} and {name!r} share memory but are two Parameter objects; tie them "
-                "by using one Parameter object in both places"
-            )
 
 
 def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
