@@ -73,10 +73,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         shares = with_momentum(config, optimizers, self.num_workers)
         self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)
-        if not self.config.exchanges_weights or self.config.traits.in_groups:
-            require_dense_gradients(model)
-        if self.config.exchanges_weights:
-            require_apart(model, self._parameters)
+        _require_exchangeable(model, self._parameters, self.config)
         self._model, self.recipe, self._step_group = model, recipe, step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
@@ -393,3 +390,11 @@ class Replica(Checkpoints, FigureCalls, Closing):
             raise SamovarError(f"{what}: finish() has ended training; close() and replicate again to train more")
         if self._loads.is_open:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")
+
+
+def _require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
+    """Raises InputError for what this strategy cannot exchange."""
+    if not config.exchanges_weights or config.traits.in_groups:
+        require_dense_gradients(model)
+    if config.exchanges_weights:
+        require_apart(model, parameters)

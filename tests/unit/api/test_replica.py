@@ -187,10 +187,10 @@ def test_parameters_that_share_memory_are_refused_where_weights_move(team: Proce
     model[1].weight.data = model[0].weight.data
     with pytest.raises(InputError, match=r"'0\.weight' and '1\.weight' share memory"):
         replica_of(team, model, sgd(model), "local-sgd")
-    model = nn.Linear(3, 2)
-    model.register_buffer("seen", model.weight.data)
+    alone = nn.Linear(3, 2)
+    alone.register_buffer("seen", alone.weight.data)
     with pytest.raises(InputError, match=r"'seen' and 'weight' share memory"):
-        replica_of(team, model, sgd(model), "local-sgd")
+        replica_of(team, alone, sgd(alone), "local-sgd")
 
 
 class DistributedDataParallel(nn.Module):
