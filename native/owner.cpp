@@ -1,8 +1,10 @@
 #include "owner.hpp"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -14,7 +16,7 @@ constexpr unsigned kStartBits = 48;
 
 struct ProcessSeen {
   bool is_alive;
-  std::uint64_t started;
+  std::uint64_t started;  // 0 if this process has no free descriptor to see it by
 };
 
 std::uint64_t name_of(std::uint64_t incarnation, std::uint32_t process_id) {
@@ -31,7 +33,10 @@ ProcessSeen process_seen(std::uint32_t process_id) {
   char path[32], text[1024];
   std::snprintf(path, sizeof path, "/proc/%u/stat", process_id);
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {false, 0};
+  if (fd < 0) {
+    if (errno == ENOENT || errno == ESRCH) return {false, 0};
+    return {kill(static_cast<pid_t>(process_id), 0) == 0 || errno != ESRCH, 0};
+  }
   const ssize_t size = read(fd, text, sizeof text - 1);
   close(fd);
   if (size <= 0) return {false, 0};
@@ -57,7 +62,7 @@ OwnerSeen see(const Owner& owner) {
   if (process_id == 0) return {incarnation, 0, false};
   const ProcessSeen process = process_seen(process_id);
   const bool is_known = started >> kStartBits == start_of(name, 0) >> kStartBits;
-  const bool is_another = is_known && started != start_of(name, process.started);
+  const bool is_another = is_known && process.started != 0 && started != start_of(name, process.started);
   return {incarnation, process_id, process.is_alive && !is_another};
 }
 
@@ -66,8 +71,8 @@ bool take(Owner& owner, const OwnerSeen& seen, std::uint64_t incarnation) {
   const std::uint64_t name = own_name(incarnation);
   std::uint64_t expected = name_of(seen.incarnation, seen.process_id);
   if (!owner.name.compare_exchange_strong(expected, name)) return false;
-  owner.started.store(start_of(name, process_seen(static_cast<std::uint32_t>(getpid())).started),
-                      std::memory_order_release);
+  const std::uint64_t started = process_seen(static_cast<std::uint32_t>(getpid())).started;
+  if (started != 0) owner.started.store(start_of(name, started), std::memory_order_release);
   return true;
 }
 

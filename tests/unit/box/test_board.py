@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -87,6 +88,23 @@ def test_the_dead_are_told_from_the_living(descriptor: int) -> None:
         assert (board.row(1).process_id, board.row(1).is_alive) == (os.getpid(), True)
     finally:
         end(process)
+
+
+def test_a_process_without_a_free_descriptor_tells_the_dead_from_the_living(descriptor: int) -> None:
+    board, process = Board(descriptor), start_member(descriptor, 1)
+    board.join(0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert [row.is_alive for row in board.rows()] == [True, True]
+        assert board.join() == Member(2, 3)
+        process.kill()
+        process.wait()
+        assert not board.row(1).is_alive
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        end(process)
+    assert [row.is_alive for row in board.rows()] == [True, False, True]
 
 
 def test_only_the_last_member_of_a_row_can_be_adopted(descriptor: int) -> None:
