@@ -258,6 +258,8 @@ def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
         (("serve", "--keep", "0"), "--keep 0: give more than 0"),
         (("serve", "--grace", "-1"), "--grace -1: give more than 0"),
         (("serve", "--snapshot-every", "0"), "--snapshot-every 0: give more than 0"),
+        (("snapshot", "c", "--out", "c", "--timeout", "0"), "--timeout 0: give more than 0"),
+        (("load", "c", "c", "--timeout", "nan"), "--timeout nan: give more than 0"),
         (("serve", "--box-snapshot", "/dev/null"), "--box-snapshot /dev/null: "),
         (("load", "a", "b"), "b: cannot be read (No such file or directory)"),
         (("list", "--key-file", "key"), "is one of this host; --box HOST:PORT needs a key"),

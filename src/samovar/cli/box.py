@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from samovar.cli.command import GroupHelpLast, HelpLast
 from samovar.cli.output_flags import OPTIONS, OUTPUT
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.launcher.box_files import Content, Snapshots, load, saved
+from samovar.launcher.box_files import TIMEOUT_S, Content, Snapshots, load, saved
 from samovar.report.tables import printer, show_table
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen, parse_address
@@ -37,6 +37,7 @@ box_app = typer.Typer(
 )
 Boxes = Annotated[str, OPTIONS("BOX", "The box: its name on this host, or HOST:PORT. Several: with commas.", "--box")]
 KeyFile = Annotated[Path | None, OPTIONS("FILE", "The key of a box at HOST:PORT.")]
+Timeout = Annotated[float, OPTIONS("SECONDS", "How long all of it may take.")]
 Buffer = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of a buffer, as in `samovar box list`.")]
 
 
@@ -57,9 +58,7 @@ def serve(
     snapshot_every: Annotated[float, OPTIONS("SECONDS", "How often they are saved.")] = SNAPSHOT_S,
 ) -> None:
     """Hold buffers until Ctrl-C. Workers of this user on this host find the box by its name."""
-    for flag, seconds in (("--keep", keep), ("--grace", grace), ("--snapshot-every", snapshot_every)):
-        if not 0 < seconds <= _LONGEST_S:
-            raise InputError(f"{flag} {seconds:g}: give more than 0 and at most {_LONGEST_S:,} seconds")
+    _require_seconds({"--keep": keep, "--grace": grace, "--snapshot-every": snapshot_every})
     if (listen_at is None) != (key_file is None):
         raise InputError("--listen and --key-file go together: nobody comes in from the network without a key")
     stopped: list[int] = []
@@ -127,6 +126,12 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
     if server.was_held:
         lines.append(f"kept from a server that was killed: {', '.join(server.buffers.names()) or 'nothing'}")
     return "\n".join(lines)
+
+
+def _require_seconds(given: Mapping[str, float]) -> None:
+    for flag, seconds in given.items():
+        if not 0 < seconds <= _LONGEST_S:
+            raise InputError(f"{flag} {seconds:g}: give more than 0 and at most {_LONGEST_S:,} seconds")
 
 
 @box_app.command("list", cls=HelpLast)
@@ -216,9 +221,11 @@ def snapshot(
     out: Annotated[Path, OPTIONS("FILE", "File to write (safetensors).")],
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Write a buffer to a file, also while workers train there."""
-    content = saved(parse_endpoints(box, key_file), buffer)
+    _require_seconds({"--timeout": timeout})
+    content = saved(parse_endpoints(box, key_file), buffer, timeout)
     try:
         mark = content.write(out)
     except OSError as error:
@@ -237,13 +244,15 @@ def load_files(
     ],
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Fill a buffer from a file, while no worker trains there. A missing buffer is made.
 
     With several boxes the center is divided among them. Several files are the parts of one center.
     """
+    _require_seconds({"--timeout": timeout})
     content = Content.read_all(files)
-    is_new = load(content, parse_endpoints(box, key_file), buffer)
+    is_new = load(content, parse_endpoints(box, key_file), buffer, timeout)
     typer.echo(f"{buffer}: {'made and ' if is_new else ''}filled with {content} of {' and '.join(map(str, files))}")
 
 

@@ -178,25 +178,25 @@ def _digest(arrays: dict[str, Array]) -> bytes:
 _WHO: Final = "samovar box"
 
 
-def saved(places: Endpoints, name: str) -> Content:
+def saved(places: Endpoints, name: str, timeout_s: float = TIMEOUT_S) -> Content:
     """Read buffer `name` from the boxes: from several boxes, the whole center.
 
     Raises InputError if these are not the parts of one center, or a box has none.
     """
-    deadline = Deadline.after(TIMEOUT_S)
+    deadline = Deadline.after(timeout_s)
     found = {
         f"buffer {name!r} of {place}": Content.of(*read_buffer(place, name, _WHO, deadline)) for place in places.boxes
     }
     return Content.joined(found)
 
 
-def load(content: Content, places: Endpoints, name: str) -> bool:
+def load(content: Content, places: Endpoints, name: str, timeout_s: float = TIMEOUT_S) -> bool:
     """Fill buffer `name`, which is made if it is missing; returns whether it was made.
 
     A whole center is divided among several boxes. A part goes into one box. Raises InputError if there is a different
     buffer of this name, or a worker trains there.
     """
-    deadline = Deadline.after(TIMEOUT_S)
+    deadline = Deadline.after(timeout_s)
     if content.part is not None and len(places.boxes) > 1:
         raise InputError(
             f"{content.part} of a center goes into one box, not {len(places.boxes)}; give the files of all "
