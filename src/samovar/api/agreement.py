@@ -58,7 +58,7 @@ def with_momentum(config: StrategyConfig, optimizers: Optimizers, num_workers: i
 
     Raises InputError if the strategy forbids an optimizer's momentum, or needs one.
     """
-    momentum = max((float(group.get("momentum", 0.0)) for group in optimizers.param_groups), default=0.0)
+    momentum = max((float(group.get("momentum") or 0.0) for group in optimizers.param_groups), default=0.0)
     first_moment = max((_first_moment(group) for group in optimizers.param_groups), default=0.0)
     if config.traits.needs_momentum:
         return shared_momentum(config, momentum or first_moment, num_workers)
@@ -77,4 +77,4 @@ def with_momentum(config: StrategyConfig, optimizers: Optimizers, num_workers: i
 def _first_moment(group: Mapping[str, Any]) -> float:
     """Adam's beta1 and similar settings; 0 if the group has none."""
     betas = group.get("betas") or (0.0,)
-    return float(betas[0])
+    return float(betas[0] or 0.0)

@@ -76,7 +76,8 @@ class WeightChecks:
             self._refuse(found[1], found[0], figures)
 
     def _refuse(self, name: str, step: int, figures: ReplicaFigures) -> None:
-        rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})
+        found = (group.get("lr") for group in self._optimizers.param_groups)
+        rates = sorted({float(rate) for rate in found if rate is not None})
         raise NotFinite(
             f"rank {self._rank}: the weights of {name} are not finite after step {step} (loss {figures.loss:.4g}, "
             f"learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the learning rate, or look at this "

@@ -58,6 +58,30 @@ def test_one_process_trains_as_plain_torch(team: ProcessGroup, strategy: str) ->
     assert (replica.rank, replica.world_size, replica.is_first, replica.step_count) == (0, 1, True, 10)
 
 
+class OwnRate(torch.optim.SGD):
+    """As Adafactor of Transformers, which finds its learning rate itself."""
+
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002
+        for group in self.param_groups:
+            with torch.no_grad():
+                for parameter in group["params"]:
+                    parameter.sub_(parameter.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async-sgd"])
+def test_an_optimizer_may_have_neither_rate_nor_momentum(team: ProcessGroup, strategy: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = OwnRate(model.parameters())
+    optimizer.param_groups[0].update(lr=None, momentum=None, betas=(None, 0.999))
+    replica = replica_of(team, model, optimizer, strategy)
+    for x in data(3):
+        optimizer.zero_grad()
+        replica.backward(model(x).square().mean())
+        replica.step()
+    replica.load_state_dict(replica.state_dict())
+    assert replica.step_count == 3
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_state_is_made_of_plain_tensors_and_numbers(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))

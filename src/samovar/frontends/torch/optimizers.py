@@ -49,8 +49,9 @@ class Optimizers:
         return [group for optimizer in self.all for group in optimizer.param_groups]
 
     def learning_rate(self) -> float:
-        """That of the first group of parameters; NaN if it has none."""
-        return float(self.param_groups[0].get("lr", math.nan))
+        """That of the first group of parameters; NaN if it has none, as if its optimizer finds its own."""
+        rate = self.param_groups[0].get("lr")
+        return math.nan if rate is None else float(rate)
 
     @property
     def looks_ahead(self) -> bool:
@@ -75,7 +76,7 @@ class Optimizers:
     def multiply_rates(self, factor: float) -> None:
         """Multiply all learning rates, and those that schedulers begin with."""
         for group in self.param_groups if factor != 1.0 else ():
-            group.update({name: group[name] * factor for name in ("lr", "initial_lr") if name in group})
+            group.update({name: group[name] * factor for name in ("lr", "initial_lr") if group.get(name)})
 
     def step(self) -> None:
         with self.allowed():
