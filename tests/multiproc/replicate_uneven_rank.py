@@ -87,6 +87,29 @@ def gradients_in_buckets_with_adam(process_group: ProcessGroup) -> Any:
     return run_out(process_group, bucket_size_bytes=1, adam=True)
 
 
+class Damped(torch.optim.SGD):
+    """It keeps a number of all gradients so far in its group, as Prodigy does."""
+
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        seen = sum(float(p.grad.square().sum()) for p in group["params"] if p.grad is not None)
+        group["lr"] /= 1.0 + seen
+        super().step(closure)
+
+
+def damped(process_group: ProcessGroup) -> Any:
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := Damped(model.parameters(), lr=0.1))
+    shard = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))
+    for _ in range(2):
+        for x, y in own_batches(shard):
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(model(x), y))
+            replica.step()
+    with replica.evaluating():
+        return {"steps": replica.step_count, "evaluated": [optimizer.param_groups[0]["lr"], *values(model)]}
+
+
 def local_sgd(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="local-sgd", sync_period_steps=2)
 
@@ -221,6 +244,7 @@ SCENARIOS = {
         gradients,
         gradients_in_buckets_with_adam,
         compared,
+        damped,
         local_sgd,
         saved_in_every_step,
         diloco,

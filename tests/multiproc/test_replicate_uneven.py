@@ -34,7 +34,7 @@ def test_a_step_is_taken_with_the_mean_of_those_who_have_data(world_size: int) -
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", ["gradients", "gradients_in_buckets_with_adam", "compared", *STRATEGIES])
+@pytest.mark.parametrize("name", ["gradients", "gradients_in_buckets_with_adam", "compared", "damped", *STRATEGIES])
 def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str, world_size: int) -> None:
     ranks = of(name, world_size)
     for result in ranks:

@@ -171,10 +171,10 @@ class GradientExchange(Exchange):
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:
             self._gradients.contribute_nothing(self._gradient_final)
-            self._complete(self._group.world_size)
+            self._complete(len(self._announcer.uneven.last_active))
             self._num_exchanges = step + 1
             self._num_shadowed += 1
-            self._optimizers.step()  # so that there is a state into which that of an active rank can be copied
+            self._optimizers.step()  # for a state that others can fill, and for what optimizers keep in their groups
             for parameter in self._parameters.values():
                 parameter.grad = None  # a loop that zeroes gradients after its step would add to it
         return own_step
