@@ -85,6 +85,8 @@ def _share(items: Sequence[_Item], group: Group) -> list[_Item]:
     return list(items[start : start + size + (group.rank < longer)])
 
 
+_MOST_DRAWN = 1 << 24  # if a sampler's length is not more: it may have no end
+
 # A divided loader keeps these settings, in addition to the data and their order.
 _KEPT = (
     "num_workers",
@@ -203,7 +205,10 @@ class EpochOrder:
             generator = getattr(self._source, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(start)
-            order = list(self._source)
+            most = max(_MOST_DRAWN, len(self._source) if hasattr(self._source, "__len__") else 0)
+            order = list(islice(self._source, most + 1))
+        if len(order) > most:
+            raise InputError(f"shard: {type(self._source).__name__} gives more than {most:,} samples; let it end")
         self._generator.manual_seed(start_of(self._seed, epoch, self._group.rank))
         return order
 

@@ -210,6 +210,18 @@ def test_what_cannot_be_divided_is_refused(loader: object, words: str) -> None:
         divided_loader(loader, Group(0, 2), 0)  # type: ignore[arg-type]
 
 
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(int, 1)
+
+
+def test_a_sampler_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samovar.frontends.torch.order._MOST_DRAWN", 100)
+    loader: DataLoader[object] = DataLoader(NUMBERS, sampler=Endless())
+    with pytest.raises(InputError, match="Endless gives more than 100 samples"):
+        divided_loader(loader, Group(0, 2), 0)[1].start(0, 0)
+
+
 def test_an_epoch_of_which_drop_last_leaves_nothing_is_refused() -> None:
     loader: DataLoader[object] = DataLoader(NUMBERS, batch_size=11, drop_last=True)
     with pytest.raises(InputError, match="21 samples give no batch of 11 to each of 2 ranks"):
