@@ -59,16 +59,13 @@ class _Content:
 
 
 class SnapshotStore:
-    """The snapshots in `folder` (created by the first save); `keep` bounds how many stay, None keeps all.
+    """The snapshots in `folder` (created by the first save).
 
     One process writes to a store at a time; any number may load from it.
     """
 
-    def __init__(self, folder: Path, keep: int | None = None) -> None:
-        if keep is not None and keep < 1:
-            raise InputError(f"keep is {keep} snapshots; at least 1 must stay: give 1 or more, or none for all")
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keep = keep
 
     def save(
         self,
@@ -88,11 +85,9 @@ class SnapshotStore:
         content = _Content(step, parts, files, config, staged)
         _check_names(content)
         try:
-            place = self._save(content)
+            return self._save(content)
         except OSError as error:
             raise self._not_saved(content, error) from error
-        self._remove_oldest()
-        return place
 
     def stage(self, step: int, part: str, state: State) -> StagedPart:
         """Write one part of the snapshot of `step`, which the process that saves it will take in.
@@ -206,13 +201,6 @@ class SnapshotStore:
         with contextlib.suppress(OSError):  # one that is not there, or will not go, does no harm
             folder.rename(going)
         _remove(going)
-
-    def _remove_oldest(self) -> None:
-        if self.keep is None:
-            return
-        good, _ = self._newest_first()
-        for folder in [path for path in good if _STEP_NAME.fullmatch(path.name)][self.keep :]:
-            self._discard(folder)
 
     def _newest_first(self) -> tuple[list[Path], list[str]]:
         """Folders with a sound manifest, last saved first, and the faults of the others."""

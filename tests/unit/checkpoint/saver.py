@@ -35,7 +35,7 @@ def digest(parts: dict[str, State]) -> str:
 
 
 def loop(folder: Path) -> None:
-    store = SnapshotStore(folder, keep=3)
+    store = SnapshotStore(folder)
     moments = ((step, version) for step in range(1, 10**6) for version in range(1 + (step % 3 == 0)))
     for step, version in moments:
         parts = parts_of(step, version)
@@ -49,7 +49,7 @@ def lines(folder: Path, stride: int) -> None:
     template = SnapshotStore(folder / "template")
     for step in (1, 2):
         template.save(step, parts_of(step, 0))
-    for step in (3, 2):  # a new step that pushes the oldest out; the newest step once more
+    for step in (3, 2):  # a new step; the newest step once more
         kills = 0
         while not survives(template, folder / "store", step, 1 + kills * stride):
             kills += 1
@@ -60,7 +60,7 @@ def survives(template: SnapshotStore, folder: Path, step: int, line: int) -> boo
     """One save to a copy of the template, killed at `line`; True where the save has fewer lines."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(template.folder, folder)
-    store = SnapshotStore(folder, keep=2)
+    store = SnapshotStore(folder)
     before, parts = store.load("latest"), parts_of(step, 1)
     survived = save_until_line(store, step, parts, line)
     check(store, before, parts, survived)

@@ -63,12 +63,15 @@ def test_a_full_disk_is_one_sentence_with_the_figures(small_disk: Path) -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_wherever_the_disk_gets_full_the_last_good_snapshot_loads(small_disk: Path, again: bool) -> None:
     """From no page free to enough, saving the next step or the same one again."""
-    store = SnapshotStore(small_disk / "snapshots", keep=1)
+    store = SnapshotStore(small_disk / "snapshots")
     store.save(0, weights(10))
     filler = small_disk / "filler"
     outcomes = []
     for free_pages in range(20):
         filler.unlink(missing_ok=True)
+        for folder in store.folder.glob("step_*"):
+            if folder != store.load("latest").path:
+                shutil.rmtree(folder)
         room = shutil.disk_usage(small_disk).free - free_pages * PAGE_BYTES
         filler.write_bytes(bytes(room))
         last = store.load("latest").step

@@ -153,18 +153,6 @@ def test_saving_a_step_again_replaces_it(store: SnapshotStore) -> None:
     np.testing.assert_array_equal(store.load("latest").parts["model"]["weights"], state(9)["weights"])
 
 
-def test_keep_removes_the_oldest_saved(tmp_path: Path) -> None:
-    store = SnapshotStore(tmp_path / "snapshots", keep=2)
-    for step in (10, 20, 30, 15):
-        store.save(step, {"model": state(step)})
-    assert names(store) == ["latest", "step_00000015", "step_00000030"]
-
-
-def test_keep_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="at least 1"):
-        SnapshotStore(tmp_path, keep=0)
-
-
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "snapshots").write_text("mine")
     with pytest.raises(InputError, match=r"step 3 not saved .*File exists .*there is no earlier snapshot"):
