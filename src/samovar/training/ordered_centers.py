@@ -10,9 +10,10 @@ import numpy as np
 from samovar.box.base import PendingPush, Push, SeatCenter, Versions
 from samovar.box.mapped import MappedCenter
 from samovar.box.remote import RemoteCenter
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.training.order_log import OrderLog, OrderWriter
+from samovar.transports.background import Job
 from samovar.transports.base import Array, Window
 
 ChunkCenter: TypeAlias = MappedCenter | RemoteCenter
@@ -172,14 +173,14 @@ class ReplayedCenter(WatchedCenter):
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self._in_turn(True, deadline, self._adding(sequence, difference, deadline, momentum))
 
-    def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
+    def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
         deadline = self._deadline()
         return self._in_background(deadline, self._adding(sequence, difference, deadline))
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         return self._in_turn(True, deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
-    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         deadline = self._deadline()
         return self._in_background(deadline, self._exchanging(sequence, weights, moving_rate, deadline))
 
@@ -191,9 +192,9 @@ class ReplayedCenter(WatchedCenter):
         exchange = self._chunks.exchange_chunks
         return lambda chunk, part: exchange(chunk, sequence, weights[part], moving_rate, deadline)
 
-    def _in_background(self, deadline: Deadline, act: _Act) -> "ReplayedPush":
+    def _in_background(self, deadline: Deadline, act: _Act) -> Push:
         tickets = self._turns.take(True)
-        return ReplayedPush(lambda: self._do(tickets, deadline, act))
+        return _pushed(lambda: self._do(tickets, deadline, act))
 
     def _in_turn(self, is_update: bool, deadline: Deadline, act: _Act) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)
@@ -208,33 +209,21 @@ class ReplayedCenter(WatchedCenter):
         return versions
 
 
-class ReplayedPush:
+def _pushed(push: Callable[[], Versions]) -> Push:
     """A push on its own thread, since others may have their turn before it."""
+    versions: list[Versions] = []
+    job = Job("--replay: a push", lambda _: versions.append(push()))
+    thread = threading.Thread(target=job.run, args=(None,), name="samovar-replayed-push", daemon=True)
+    thread.start()
 
-    def __init__(self, push: Callable[[], Versions]) -> None:
-        self._push = push
-        self._versions: Versions | None = None
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="samovar-replayed-push", daemon=True)
-        self._thread.start()
-
-    @property
-    def versions(self) -> Versions:
-        assert self._versions is not None, "nobody has waited for this push"
-        return self._versions
-
-    def wait(self, deadline: Deadline) -> None:
-        self._thread.join(deadline.remaining_s())
-        if self._thread.is_alive():
+    def landed(deadline: Deadline) -> Versions:
+        thread.join(deadline.remaining_s())
+        if thread.is_alive():
             raise DeadlineExceeded("--replay: a push did not come to its turn; see the other ranks' logs")
-        if self._error is not None:
-            raise self._error
+        job.wait(FOR_EVER)  # raises its error
+        return versions[0]
 
-    def _run(self) -> None:
-        try:
-            self._versions = self._push()
-        except Exception as error:  # told where the push is waited for
-            self._error = error
+    return PendingPush(landed)
 
 
 def reads_up_to(logs: Sequence[OrderLog]) -> Versions:
