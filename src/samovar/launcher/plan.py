@@ -23,17 +23,8 @@ LATEST: Final = "latest"
 IF_ANY: Final = "auto"
 # Where a run computes, and what it leaves behind, does not change what it computes.
 _NO_MATTER_TO_REPLAY = (
-    "replay",
-    "record",
-    "out",
-    "cpus",
-    "num_taken_cpus",
-    "oversubscribed",
-    "sweep",
-    "timeout_s",
-    "stop_rule",
-    "hosts",
-    "metrics",
+    *("replay", "record", "out", "timeout_s", "stop_rule", "hosts", "metrics"),
+    *("cpus", "num_taken_cpus", "oversubscribed", "sweep"),
 )
 
 
