@@ -13,7 +13,7 @@ from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.spec import is_there
 from samovar.launcher.momentum import with_momentum
 from samovar.report.console import local_now
-from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, read_config, run_folders_of
+from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, config_of, create_run_folder, run_folders_of
 from samovar.strategies.box_terms import MEAN
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, resolved
@@ -98,18 +98,14 @@ def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
     has_ended, has_saved = folder.result.exists(), not SnapshotStore(folder.snapshots).is_empty()
     has_more = has_ended or has_saved
     # One that began with the same snapshot begins once more: its lines beyond that are dropped.
-    if not has_more and (snapshot is None or not folder.metrics.exists() or _began_with(folder) == str(snapshot)):
+    if not has_more and (
+        snapshot is None or not folder.metrics.exists() or config_of(folder).get("snapshot") == str(snapshot)
+    ):
         return
     if snapshot is None or not snapshot.resolve().is_relative_to(folder.snapshots.resolve()):
         has = "a finished run (result.json)" if has_ended else "a run that did not end"
         more = ", or continue with that run: --snapshot latest" if has_more else ""
         raise InputError(f"--out {out}: has {has}; give another folder{more}")
-
-
-def _began_with(folder: RunFolder) -> object:
-    """The snapshot with which the run in this folder began."""
-    config = read_config(folder.config) if folder.config.is_file() else None
-    return config.get("snapshot") if isinstance(config, dict) else None
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, output_named, read_result
-from samovar.report.run_folder import RunFolder, read_config
+from samovar.report.run_folder import RunFolder, config_of
 from samovar.report.steps import KINDS, StepTimes
 from samovar.report.time_spent import Advice, Arrival, TimeSpent
 
@@ -107,7 +107,7 @@ class History:
                 raise InputError(f"{where} is not a line of a run: {error}; remove that line") from error
         self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
         self.told = _told(self.files.log)
-        self.config = _config(self.files.config)
+        self.config = config_of(self.files)
         told = self.told.has_result and not self.is_written
         self.result = read_result(self.files.result) if _is_of_last_run(self.files, told) else None
         return self
@@ -273,11 +273,6 @@ def _told(log: Path) -> LogEnd:
         advice[0][1] if advice else "",
         _RESULT.search(tail) is not None,
     )
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    config = read_config(path) if path.exists() else None
-    return config if isinstance(config, dict) else {}
 
 
 def is_of_last_run(files: RunFolder) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
@@ -123,6 +124,12 @@ def read_config(path: Path) -> object:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+
+
+def config_of(folder: RunFolder) -> Mapping[str, Any]:
+    """The configuration of the run that began last in this folder; empty where there is none. Raises InputError."""
+    config = read_config(folder.config) if folder.config.exists() else None
+    return config if isinstance(config, dict) else {}
 
 
 def strategy_settings(config: Mapping[str, object]) -> dict[str, object]:
