@@ -2,7 +2,6 @@
 
 import glob
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -297,13 +296,8 @@ def run_without_folder(
             raise
 
 
-def remove_if_unused(folder: RunFolder) -> None:
-    """Delete a new run folder in which no training began: it would only hold a configuration."""
-    shutil.rmtree(folder.path, ignore_errors=True)
-
-
 def remove_unfinished(prefix: Path) -> None:
-    """The same next to a snapshot_prefix."""
+    """Delete what ranks that were killed have begun to write next to a snapshot_prefix."""
     _unlink(prefix.parent, f".{glob.escape(prefix.name)}_iter_*.partial")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.launch.meeting import HostPlace
 from samovar.launch.script import Hosts
 from samovar.launcher.hosts import place_of, run_on_hosts
-from samovar.launcher.job import remove_if_unused, run_job
+from samovar.launcher.job import run_job
 from samovar.launcher.other_hosts import Host0
 from samovar.launcher.passing import locked
 from samovar.launcher.placing import on_device, placed, worker_on_each_gpu
@@ -187,7 +188,7 @@ def _on_hosts(
 
 
 def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, errors: TextIO) -> RunResult:
-    """If no training began because of wrong input, delete the new folder."""
+    """If no training began because of wrong input, delete the new folder: it would only hold a configuration."""
     path = plan.folder.path
     lock = locked(path, f"--out {path}: another run trains there now; give another folder, or wait for its end")
     try:
@@ -195,7 +196,7 @@ def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, err
     except BaseException as error:
         is_input = getattr(error, "exit_code", InputError.exit_code) == InputError.exit_code
         if is_input and plan.is_new and not plan.folder.metrics.exists():
-            remove_if_unused(plan.folder)
+            shutil.rmtree(path, ignore_errors=True)
         raise
     finally:
         os.close(lock)
