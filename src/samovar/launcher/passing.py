@@ -21,9 +21,6 @@ class PassingFolder:
         self.path = path
         self.is_kept = False
 
-    def keep(self) -> None:
-        self.is_kept = True
-
     def keep_if_told(self) -> None:
         """Keep it if a rank has written into its log there."""
         self.is_kept = self.is_kept or any(log.stat().st_size for log in self.path.glob("rank*.log"))

@@ -310,11 +310,6 @@ class RecordReader:
         self._take(rest)
         return [record for record in records if record is not None]
 
-    def close(self) -> list[Record]:
-        """A Notice if the rank ended in the middle of a record."""
-        rest, self._buffer = bytes(self._buffer), bytearray()
-        return [_notice("the rank ended in the middle of a record", rest)] if rest else []
-
     def _ended(self, end: bytes) -> Record | None:
         self._take(end)
         line, self._buffer = bytes(self._buffer), bytearray()

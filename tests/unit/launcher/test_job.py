@@ -79,7 +79,7 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with passing_folder("time") as kept:
         (kept.path / "rank0.log").write_text("why")
-        kept.keep()
+        kept.is_kept = True
     killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
         "from samovar.launcher.passing import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
     )
