@@ -75,8 +75,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     """
     lines = text_of(root / "proc/meminfo").splitlines()
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    known = [value for value in (*available, memory_left(root)) if value is not None]
-    return min(known) if known else None
+    return min((value for value in (*available, memory_left(root)) if value is not None), default=None)
 
 
 def address_space_left() -> int | None:

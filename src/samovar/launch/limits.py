@@ -66,8 +66,7 @@ def processes_left(root: Path = Path("/")) -> int | None:
     no limit of its own.
     """
     found = [control_groups.processes_left(root), _left_to_user()]
-    known = [value for value in found if value is not None]
-    return min(known) if known else None
+    return min((value for value in found if value is not None), default=None)
 
 
 def _left_to_user() -> int | None:

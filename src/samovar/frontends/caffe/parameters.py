@@ -78,8 +78,7 @@ def _free_bytes(processes: int) -> int | None:
     """The lesser of the machine's free memory and the processes' limits of address space."""
     machine, own = available_bytes(), address_space_left()
     limits = [machine, None if own is None else own * processes]
-    known = [value for value in limits if value is not None]
-    return min(known) if known else None
+    return min((value for value in limits if value is not None), default=None)
 
 
 _ParamSpec = message_class("ParamSpec")
