@@ -62,7 +62,8 @@ def inner_product(scope: Scope, layer: InnerProduct, x: str) -> str:
 def pooling(scope: Scope, layer: Pooling, x: str) -> str:
     if layer.with_index:
         raise layer.spec.error("a second top (the index of the maximum) cannot be exported to ONNX; remove it", "top")
-    pads = _pads(layer, scope.shapes[x][2:])
+    left, right, above, below = layer.margins
+    pads = (above, left, below, right)
     if layer.is_stochastic:
         return _expected(scope, layer, x, pads)
     if layer.is_global:
@@ -86,14 +87,6 @@ def _expected(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
         raise _in_training(layer, "it draws its values")
     squares, values = _mean(scope, layer, scope.op("Mul", x, x), pads), _mean(scope, layer, x, pads)
     return scope.op("Div", squares, scope.op("Add", values, scope.constant(np.finfo(np.float32).tiny)))
-
-
-def _pads(layer: Pooling, sizes: Shape) -> _Pads:
-    """The pad, and the pad that the last window needs below and to the right."""
-    (above, left), outputs = layer.pad, layer.top_shapes[0][2:]
-    ends = [(out - 1) * step + kernel for out, step, kernel in zip(outputs, layer.stride, layer.kernel, strict=True)]
-    below, right = (max(0, end - size - pad) for end, size, pad in zip(ends, sizes, layer.pad, strict=True))
-    return above, left, below, right
 
 
 def _window_sizes(layer: Pooling, beyond: int, axis: int) -> Floats:

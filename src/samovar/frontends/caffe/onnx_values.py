@@ -103,9 +103,8 @@ class Scope:
 
     def array(self, index: int) -> Floats:
         """The values of the layer's parameter `index`, in C order."""
-        owner, _, name = self.layer.attribute_names[index].rpartition(".")
-        tensor: torch.Tensor = getattr(self.layer.get_submodule(owner), name)
-        values = tensor.detach().to("cpu", torch.float32).reshape(self.layer.parameter_shapes[index])
+        parameter, shape = self.layer.caffe_parameters()[index], self.layer.parameter_shapes[index]
+        values = parameter.detach().to("cpu", torch.float32).reshape(shape)
         return np.asarray(values.numpy(), order="C")
 
     def _add_constant(self, kind: str, array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> str:
