@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import torch
+
 from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
 from samovar.collectives.plans import HostSizes
 from samovar.config import RunConfig
@@ -155,11 +157,12 @@ def _placed(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, 
     """Load --weights, and bring the net to its device. Gives notices about them, its precision and its device."""
     of_weights = load_weights(net, starting_weights(config, caffe))
     net.place(net.device)
-    return (
-        *of_weights,
-        *precision_warnings(config.precision, net.device),
-        *device_notices(net.device, config.workers, config.device),
-    )
+    return *of_weights, *computing_notices(config, net.device)
+
+
+def computing_notices(config: RunConfig, device: torch.device | None) -> tuple[str, ...]:
+    """Notices about the precision and the device."""
+    return *precision_warnings(config.precision, device), *device_notices(device, config.workers, config.device)
 
 
 def _begin(strategy: Strategy, start: ResumePoint | None, center: RunCenter | None, *, pulls: bool) -> None:

@@ -8,8 +8,7 @@ from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.layers.ends import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.weights import load_weights
-from samovar.model.device import device_notices
-from samovar.model.half import precision_warnings, use_half
+from samovar.model.half import use_half
 from samovar.report.records import Notice, Tested, TestedBatch
 from samovar.training import build
 from samovar.training.caffe_observer import show_values_of_test
@@ -28,8 +27,7 @@ def run_evaluation(context: RankContext) -> None:
         require_same_data(context, reader)
         net = build.net_for(definition, reader, 0, config)
         notices = (*definition.warnings, *load_weights(net, config.weights))
-        notices += (*precision_warnings(config.precision, context.device), *_without_data(definition, reader))
-        notices += device_notices(context.device, config.workers, config.device)
+        notices += (*build.computing_notices(config, context.device), *_without_data(definition, reader))
         net.place(context.device)
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)

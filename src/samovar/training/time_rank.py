@@ -14,8 +14,8 @@ from samovar.frontends.caffe.layers.registry import DATA_TYPES
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.spec import Phase
-from samovar.model.device import computed, device_notices
-from samovar.model.half import precision_warnings, use_half
+from samovar.model.device import computed
+from samovar.model.half import use_half
 from samovar.report.records import READING, LayerTime, Notice, Probed, Timed
 from samovar.training import build
 from samovar.training.context import RankContext
@@ -47,12 +47,7 @@ def run_timing(context: RankContext) -> None:
             batch = reader.read(iteration * reader.batch_size, reader.batch_size)
             reading.forward_s += time.perf_counter() - started_s
             timer.run(batch)
-    notices = (
-        *definition.warnings,
-        *precision_warnings(config.precision, context.device),
-        *device_notices(context.device, config.workers, config.device),
-    )
-    for text in notices:
+    for text in (*definition.warnings, *build.computing_notices(config, context.device)):
         context.writer.write(Notice(level="warning", text=text))
     context.writer.write(_timed(context, net, reader, timer, reading, initial_loss))
 
