@@ -172,16 +172,9 @@ def _solver_state(learner: Learner, steps_done: int, learned_net: str) -> Solver
 
 
 def _records(net: CaffeNet, weights: Mapping[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
-    return [
-        LayerRecord(
-            outline.name,
-            outline.type,
-            outline.bottoms,
-            outline.tops,
-            [
-                weights[name].reshape(shape)
-                for name, shape in zip(outline.parameter_names, outline.parameter_shapes, strict=True)
-            ],
-        )
-        for outline in net.layers_for_caffemodel()
-    ]
+    records = []
+    for outline in net.layers_for_caffemodel():
+        shaped = zip(outline.parameter_names, outline.parameter_shapes, strict=True)
+        blobs = [weights[name].reshape(shape) for name, shape in shaped]
+        records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
+    return records
