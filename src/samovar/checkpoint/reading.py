@@ -25,17 +25,13 @@ _NEXT_STEP = "use another snapshot, or --snapshot latest"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The snapshot of `step`: parts as their `state_dict` gave them; names of the extra files in `path`.
-
-    `skipped` has a line for each newer snapshot that could not be used.
-    """
+    """The snapshot of `step`: parts as their `state_dict` gave them; names of the extra files in `path`."""
 
     step: int
     parts: dict[str, State]
     config: dict[str, object]
     path: Path
     files: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
 
 
 def read_snapshot(folder: Path, wanted: Callable[[str], bool] | None = None) -> Snapshot:

@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from samovar.checkpoint import arrays
 from samovar.checkpoint.manifest import MANIFEST_NAME, PART_SUFFIX, Manifest, is_plain_name, note
-from samovar.checkpoint.reading import Snapshot, read_manifest, read_snapshot, verify
+from samovar.checkpoint.reading import read_manifest, verify
 from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
@@ -108,17 +107,6 @@ class SnapshotStore:
             _remove(folder)
             raise self._not_saved(content, error) from error
         return staged
-
-    def load(self, which: Path | Literal["latest"]) -> Snapshot:
-        """Read a snapshot whose every file has the recorded size and SHA-256.
-
-        A path must be whole; "latest" is the last whole one, and `skipped` says why newer ones were not used.
-        Raises InputError naming the file and what differs, or that there is none.
-        """
-        if which != LATEST_NAME:
-            return read_snapshot(Path(which))
-        path, skipped = self.latest()
-        return replace(read_snapshot(path), skipped=skipped)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever saved here; a damaged snapshot counts."""

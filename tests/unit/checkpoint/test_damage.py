@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.checkpoint.manifest import DamagedManifest, decode
+from samovar.checkpoint.reading import read_snapshot
 from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 
@@ -30,7 +31,7 @@ def snapshot(tmp_path: Path) -> Path:
 
 def is_refused(folder: Path) -> bool:
     try:
-        SnapshotStore(folder.parent).load(folder)
+        read_snapshot(folder)
     except InputError as error:
         return str(folder) in str(error)
     return False
@@ -118,7 +119,7 @@ def test_an_array_whose_shape_is_not_the_manifests(snapshot: Path) -> None:
     parts["model"]["weights"]["shape"] = [30, 10]
     (snapshot / "manifest.json").write_bytes(sealed(snapshot, parts=parts))
     with pytest.raises(InputError, match=r"array 'weights' is .*\[300\].*, the manifest says .*\[30, 10\]"):
-        SnapshotStore(snapshot.parent).load(snapshot)
+        read_snapshot(snapshot)
 
 
 def test_an_array_that_one_side_does_not_know(snapshot: Path) -> None:
@@ -126,11 +127,11 @@ def test_an_array_that_one_side_does_not_know(snapshot: Path) -> None:
     parts["model"]["new"] = parts["model"].pop("bias")
     (snapshot / "manifest.json").write_bytes(sealed(snapshot, parts=parts))
     with pytest.raises(InputError, match="array 'new' is missing"):
-        SnapshotStore(snapshot.parent).load(snapshot)
+        read_snapshot(snapshot)
     del parts["model"]["new"]
     (snapshot / "manifest.json").write_bytes(sealed(snapshot, parts=parts))
     with pytest.raises(InputError, match="arrays that the manifest does not name: bias"):
-        SnapshotStore(snapshot.parent).load(snapshot)
+        read_snapshot(snapshot)
 
 
 def test_another_version_is_named(snapshot: Path) -> None:
