@@ -223,8 +223,8 @@ class UnevenInputs:
         left = rows[rows[:, 0] > 0, 0].min() - 1
         if waiting := [rank for rank, row in enumerate(rows, self.first_rank) if not row[0] and row[3] > left]:
             raise ReplicasDiffer(
-                f"rank {self.first_rank + self._group.rank}: ranks {waiting} have no more data, but wait in a loop over "
-                "shard() that others left by break; break while all have data, or let it end"
+                f"rank {self.first_rank + self._group.rank}: ranks {waiting} have no more data, but wait in a loop "
+                "over shard() that others left by break; break while all have data, or let it end"
             )
 
     def _require_same_weights(self, rows: Rows) -> None:
