@@ -1,0 +1,111 @@
+"""What `samovar.replicate` refuses, with the reason."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import samovar
+from samovar.core.errors import InputError
+from samovar.frontends.torch.optimizers import Optimizers
+from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class DistributedDataParallel(nn.Module):
+    """Known by its name, so that torch.distributed need not be imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+
+
+def _frozen() -> nn.Module:
+    return nn.Linear(3, 2).requires_grad_(False)
+
+
+def _spread() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("spread", torch.ones(1, 3).expand(4, 3))
+    return model
+
+
+REFUSED = {
+    "LBFGS evaluates the loss several times": (lambda: nn.Linear(3, 2), lambda m: torch.optim.LBFGS(m.parameters())),
+    "SparseAdam needs sparse gradients": (lambda: nn.Linear(3, 2), lambda m: torch.optim.SparseAdam(m.parameters())),
+    "exchanges add in float32": (lambda: nn.Linear(3, 2).double(), sgd),
+    "updates 2 parameters that the model does not have": (lambda: nn.Linear(3, 2), lambda _: sgd(nn.Linear(3, 2))),
+    "updates no parameter of the model": (_frozen, sgd),
+    "wrapped in DistributedDataParallel": (DistributedDataParallel, sgd),
+    "run one forward pass before": (lambda: nn.LazyLinear(2), lambda _: sgd(nn.Linear(3, 2))),
+    "models are trained on cpu or cuda here": (lambda: nn.Linear(3, 2, device="meta"), sgd),
+    "elements of 'spread' share memory": (_spread, sgd),
+    "give a torch.nn.Module": (lambda: "net", lambda _: sgd(nn.Linear(3, 2))),
+    "give a torch.optim optimizer": (lambda: nn.Linear(3, 2), lambda _: "sgd"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_replicated_is_refused_with_the_reason(words: str) -> None:
+    made: tuple[Any, Any] = REFUSED[words]
+    model = made[0]()
+    with pytest.raises(InputError, match=re.escape(words)):
+        trained_parameters(model, Optimizers(made[1](model)))
+
+
+def test_a_sparse_gradient_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"layer '0' makes sparse gradients.*sparse=False"):
+        require_dense_gradients(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+
+
+def test_settings_that_nobody_knows_are_refused() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="got sync_periods=3: one is unknown"):
+        samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="timeout_s is -1"):
+        samovar.replicate(model, sgd(model), timeout_s=-1)
+
+
+def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    for settings, words in (
+        ({"join": True}, "join=True belongs to a box"),
+        ({"buffer": "lenet"}, "buffer='lenet' belongs to a box"),
+        ({"box": "b o x"}, "b o x"),
+        ({"box": "host:4711"}, "wants its key"),
+        ({"box": "mine", "key_file": tmp_path / "key"}, "box 'mine' is one of this host"),
+    ):
+        with pytest.raises(InputError, match=words):
+            samovar.replicate(model, sgd(model), "shm-easgd", **settings)
+    for strategy in ("sync", "round-robin-easgd"):
+        with pytest.raises(InputError, match=f"{strategy} has no center for a box"):
+            samovar.replicate(model, sgd(model), strategy, box="mine")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "sentence"),
+    [
+        ("sync", {"sync_period_steps": 8}, "sync_period_steps is not a setting of strategy sync: leave it out"),
+        ("sync", {"bucket_size": "some"}, "bucket_size: got 'some'"),
+        ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
+        ("sync", {"collective": "star"}, "collective"),
+        ("sync-easgd", {"moving_rate": 2.0}, "moving_rate"),
+        ("local-sgd", {"sync_period": 0}, "sync_period_steps: got 0 steps; give at least 1"),
+        ("local-sgd", {"sync_period": 2, "sync_period_steps": 2}, "sync_period_steps is another spelling of"),
+        ("nowhere:Rule", {}, "strategy nowhere:Rule: there is no module 'nowhere'"),
+        (int, {}, "int.*is not a strategy; decorate a class"),
+        ("sync-easgd", {"compress": "bf16", "variant": "broadcast"}, "compress bf16: variant broadcast sends weights"),
+    ],
+)
+def test_settings_are_refused_by_their_names_in_python(strategy: Any, settings: dict[str, Any], sentence: str) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=sentence) as refused:
+        samovar.replicate(model, sgd(model), strategy, **settings)
+    assert "--" not in str(refused.value)
