@@ -127,7 +127,7 @@ def read_config(path: Path) -> object:
 
 
 def config_of(folder: RunFolder) -> Mapping[str, Any]:
-    """The configuration of the run that began last in this folder; empty where there is none. Raises InputError."""
+    """The configuration of the run that began last in this folder; empty if there is none. Raises InputError."""
     config = read_config(folder.config) if folder.config.exists() else None
     return config if isinstance(config, dict) else {}
 
