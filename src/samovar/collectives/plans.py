@@ -27,7 +27,6 @@ from samovar.collectives.tree import (
     kary_tree_up,
     server_all_reduce,
     tree_all_reduce,
-    tree_broadcast,
 )
 
 
@@ -346,12 +345,6 @@ ALL_REDUCES: dict[str, PlanFunction] = {
 }
 # The first half of an all-reduce of that name, with its bits.
 REDUCE_SCATTERS: dict[str, PlanFunction] = {"direct": direct_reduce_scatter, "ring": ring_reduce_scatter}
-OTHERS: dict[str, PlanFunction] = {
-    "reduce-scatter": ring_reduce_scatter,
-    "all-gather": ring_all_gather,
-    "broadcast": tree_broadcast,
-    "barrier": dissemination_barrier,
-}
 ALL_REDUCE_NAMES = (*ALL_REDUCES, "two-level")
 
 

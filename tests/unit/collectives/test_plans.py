@@ -10,12 +10,23 @@ from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait, segmented
-from samovar.collectives.plans import dissemination_barrier, halving_doubling_all_reduce, ring_all_reduce, two_level
+from samovar.collectives.plans import (
+    dissemination_barrier,
+    halving_doubling_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    two_level,
+)
+from samovar.collectives.tree import tree_broadcast
 from tests.conformance import cases
 
 FUNCTIONS: dict[str, PlanFunction] = {
     **registry.ALL_REDUCES,
-    **registry.OTHERS,
+    "reduce-scatter": ring_reduce_scatter,
+    "all-gather": ring_all_gather,
+    "broadcast": tree_broadcast,
+    "barrier": dissemination_barrier,
     "direct in parts": cases.COLLECTIVES["direct in parts"].function,
     "ring in parts": cases.COLLECTIVES["ring in parts"].function,
     "two-level": two_level(4),
