@@ -216,11 +216,6 @@ class PoliteThreads:
         self._quiet_looks = 0
         self._idle: _native.IdleThreads | None = None
 
-    @property
-    def are_polite(self) -> bool:
-        """Whether they sleep while they wait."""
-        return self._idle is not None
-
     def look(self) -> bool:
         """Between two steps; whether others have just come, for the first time or again."""
         if self._others is None or time.monotonic() < self._look_s:

@@ -70,7 +70,7 @@ def test_threads_are_polite_while_others_compute(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Others, "cores", lambda _self: cores.pop(0))
     monkeypatch.setattr(host, "_LOOK_EVERY_S", 0.0)
     threads = PoliteThreads(num_threads)
-    found = [(threads.look(), threads.are_polite) for _ in range(8)]
+    found = [(threads.look(), threads._idle is not None) for _ in range(8)]
     if num_threads == 1:
         assert found == [(False, False)] * 8
     else:
