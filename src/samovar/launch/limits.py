@@ -3,7 +3,6 @@
 import contextlib
 import os
 import resource
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -86,8 +85,7 @@ def _num_threads(process: Path) -> int:
 _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
-def allocator_is_chosen(variables: Mapping[str, str] | None = None) -> bool:
+def allocator_is_chosen() -> bool:
     """Whether the environment configures malloc, or replaces it."""
-    given = os.environ if variables is None else variables
-    tunes = "glibc.malloc." in given.get("GLIBC_TUNABLES", "")
-    return tunes or "malloc" in given.get("LD_PRELOAD", "") or any(given.get(name) for name in _MALLOC_VARIABLES)
+    tunes = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    return tunes or "malloc" in os.environ.get("LD_PRELOAD", "") or any(map(os.environ.get, _MALLOC_VARIABLES))

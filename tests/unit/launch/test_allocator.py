@@ -22,8 +22,11 @@ from samovar.launch.limits import allocator_is_chosen
         ({"LD_PRELOAD": "libtcmalloc_minimal.so.4"}, True),
     ],
 )
-def test_the_environment_decides_where_it_says_anything(variables: dict[str, str], is_chosen: bool) -> None:
-    assert allocator_is_chosen(variables) == is_chosen
+def test_the_environment_decides_where_it_says_anything(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_chosen: bool
+) -> None:
+    monkeypatch.setattr(os, "environ", variables)
+    assert allocator_is_chosen() == is_chosen
 
 
 PROGRAM = """
