@@ -46,12 +46,11 @@ class Hdf5Source:
         self._paths = [files.find(name) for name in _names(config)]
         try:
             self._ends = np.cumsum([self._checked(number) for number in range(len(self._paths))])
+            if self._ends[-1] == 0:
+                raise InputError(f"{config.source}: its files hold no rows.")
         except BaseException:
             self.close()
             raise
-        if self._ends[-1] == 0:
-            self.close()
-            raise InputError(f"{config.source}: its files hold no rows.")
         self.record_bytes = 4 * sum(map(prod, self.sample_shapes.values()))
         self._order = SampleOrder(len(self), seed, shuffled)
 
