@@ -28,6 +28,8 @@ from samovar.transports.torch_dist import ConnectNear, NearCollectives
 class UnevenReplica(Protocol):
     """A replica whose ranks may have uneven inputs."""
 
+    config: StrategyConfig
+
     def shadow(self, call: Call) -> None:
         """Take part, without data, in what the active ranks do."""
 
@@ -65,7 +67,6 @@ class ProcessGroup:
         self.broadcast = Broadcast(collectives)
         self._connect_near = connect_near
         self._near: NearCollectives | None = None
-        self._deadline = partial(self.heartbeats.deadline, timeout_s)
         self._members: dict[int, UnevenReplica] = {}
         self._num_members = 0  # so far
         self._step_group: ProcessGroup | None = None
@@ -124,9 +125,11 @@ class ProcessGroup:
         self.uneven.depth -= 1
 
     def shadow_until_all_end(self) -> None:
-        """After this rank's data has ended, answer the others until theirs has."""
+        """After this rank's data has ended, answer the others until theirs has. They call at exchanges alone."""
+        periods = [member.config.sync_period_steps or 1 for member in self._members.values()]
+        patience = partial(self.heartbeats.deadline, self.timeout_s * max(periods, default=1))
         while True:
-            heard = self.uneven.shadow(self._deadline)
+            heard = self.uneven.shadow(patience)
             if isinstance(heard, Call):
                 self._member(heard).shadow(heard)
             elif heard is not Leaving.NOT_YET:

@@ -3,7 +3,7 @@
 import io
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.api.uneven_inputs import Leaving
 from samovar.collectives.engine import PlannedCollectives
+from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
@@ -185,3 +187,25 @@ def test_with_another_number_of_ranks_the_next_epoch_begins(runs: Any) -> None:
     state["replica"] |= {"world_size": 2, "center": None}
     second.resume(state)
     assert second.shard.epoch == 1
+
+
+def test_a_rank_without_data_waits_as_long_as_the_others_may_take_to_an_exchange(
+    team: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s = []
+
+    def shadow(deadline: Callable[[], Deadline]) -> Leaving:
+        waits_s.append(deadline().remaining_s())
+        return Leaving.ALL
+
+    monkeypatch.setattr(team.uneven, "shadow", shadow)
+    model = nn.Linear(3, 2)
+    replica = Replica(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        team,
+        StrategyConfig(name="local-sgd", sync_period_steps=40),
+        5.0,
+    )
+    list(replica.shard(DataLoader(TensorDataset(torch.ones(4)))))
+    assert 100.0 < waits_s[0] <= 40 * team.timeout_s
