@@ -243,7 +243,7 @@ class MappedCenter(Closing):
         if not done:
             raise DeadlineExceeded(
                 f"{self._name} could not {what} of {self.num_elements:,} elements before its deadline; "
-                "is the machine overloaded? Raise --timeout"
+                "is the machine overloaded? Raise --timeout, in a script timeout_s"
             )
 
     def _write(self, first_chunk: int, values: Array, is_velocity: bool) -> None:

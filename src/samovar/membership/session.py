@@ -47,7 +47,7 @@ class CenterPlace(Protocol[Ranks_contra]):
 class LaunchCenter:
     """A center in memory that the launcher keeps for ranks that are started again: descriptors of board and center."""
 
-    way_out = "see its log, or raise --timeout"
+    way_out = "see its log, or raise --timeout, in a script timeout_s"
 
     def __init__(self, board: int, center: int) -> None:
         self._board, self._center = board, center

@@ -41,7 +41,7 @@ def missing_notification(own: str, peer: str, slot: int, window: str, waited_s: 
     """The error of `own`'s wait, with the names that errors give ranks and windows."""
     return MissingNotification(
         f"{own}: {peer} did not notify slot {slot} of window {window!r} within {waited_s:.1f} s; "
-        f"is {peer} stopped or much slower? See its log, or raise --timeout",
+        f"is {peer} stopped or much slower? See its log, or raise --timeout, in a script timeout_s",
         peer,
     )
 

@@ -93,7 +93,7 @@ def test_a_wait_that_ends_by_its_deadline_names_rank_slot_window_and_seconds(
     window = [t.open_window("bucket 3", 0, 4) for t in make_transports(3)][1]
     with pytest.raises(DeadlineExceeded) as caught:
         window.wait(2, 1, 0, Deadline.after(0.11))
-    for part in ("rank 1:", "rank 0 did not notify slot 2", "window 'bucket 3'", "within 0.", "--timeout"):
+    for part in ("rank 1:", "rank 0 did not notify slot 2", "window 'bucket 3'", "within 0.", "--timeout", "timeout_s"):
         assert part in str(caught.value)
     with pytest.raises(DeadlineExceeded, match=r"rank 1: .* slots 1 to 3 of window 'bucket 3' within 0\.0 s"):
         window.wait_any(range(1, 4), Deadline.after(-1.0))
