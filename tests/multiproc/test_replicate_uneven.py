@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_the_loop_by_itself_is_noticed_at_once() -> None:
 
 def test_a_loop_is_not_left_while_a_rank_without_data_waits_in_it() -> None:
     for message in of("left_when_one_had_ended"):
-        assert "data of ranks [0] has ended" in message
+        assert "ranks [0] have no more data" in message
 
 
 def test_those_without_data_take_part_in_a_state_that_others_take() -> None:

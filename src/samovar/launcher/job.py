@@ -142,7 +142,7 @@ class _RunningJob:
         self._told = Told(snapshot=config.snapshot)
         self._board = RunBoard(memory.get("signals", memory["segment"]), config.workers)
         self._policy = self._policy_of(config)
-        self._readers: dict[int, RecordReader] = {}
+        self._readers = {rank: RecordReader() for rank in self._ranks}
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s, hosts = self._told.failures, config.timeout_s, config.hosts
