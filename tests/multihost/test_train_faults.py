@@ -104,7 +104,9 @@ def test_a_stopped_rank_is_named(hosts: Pair, tmp_path: Path, digits: Path) -> N
         run_.commands[1].ranks()[2].suspend()
         for ended in ends(run_, ranks, 0, 1):
             assert ended.return_code == 3
-            assert re.search(r"rank 2 does not answer|rank 2 on \S+#1", ended.error), ended.error
+            # On a busy machine, the wait of rank 1, for rank 2, may still be on.
+            silent = r"rank 2 does not answer|ranks 1, 2 do not answer|rank 2 on \S+#1"
+            assert re.search(silent, ended.error), ended.error
 
 
 def test_a_link_at_one_percent_and_a_clock_off_by_an_hour_do_no_harm(hosts: Pair, tmp_path: Path, digits: Path) -> None:
