@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 from samovar.core.errors import InputError
-from samovar.core.host import says_loopback
 from samovar.launch.identity import AUTO, ElasticJob
 from samovar.launch.script import ScriptEnd, require_port
 from samovar.membership.quorum import QuorumSize
@@ -19,7 +18,7 @@ from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_server import Meeting, QuorumServer
 from samovar.report.script_output import end_sentence
 from samovar.transports.keys import make_key, read_key
-from samovar.transports.rendezvous import is_loopback
+from samovar.transports.rendezvous import leads_here_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class ElasticRun:
             ) from error
         self._door = self._closing.enter_context(server)
         if meeting is not None and server.address is not None:
-            if is_loopback(server.address[0]) and not says_loopback(meeting.address):
+            if leads_here_alone(meeting.address, server.address[0]):
                 self._closing.close()
                 why = f"leads to this host alone ({server.address[0]}); give an address that the others reach"
                 raise InputError(f"--master-addr {meeting.address}: {why}")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.host import says_loopback
 from samovar.launch.meeting import HostPlace
-from samovar.transports.rendezvous import addresses_towards, is_loopback
+from samovar.transports.rendezvous import addresses_towards, leads_here_alone
 from samovar.transports.tcp_listen import address_of, listen
 
 _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
@@ -64,7 +63,7 @@ def started_over_ssh(
         stack.callback(_end, started)  # last: nobody listens any more
         listening = stack.enter_context(listen(address or _address_towards(others[0].name)))
         place, port = address_of(listening)
-        if address is not None and is_loopback(place) and not says_loopback(address):
+        if address is not None and leads_here_alone(address, place):
             raise InputError(
                 f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
                 "leave it out"

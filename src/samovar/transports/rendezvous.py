@@ -142,7 +142,7 @@ def listen_at(address: str, port: int) -> socket.socket | None:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"MASTER_ADDR {address!r} is not a known host ({error})") from error
-    if is_loopback(str(place[0])) and not says_loopback(address):
+    if leads_here_alone(address, str(place[0])):
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", *place[1:])
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,6 +163,11 @@ def listen_at(address: str, port: int) -> socket.socket | None:
 def is_loopback(address: str) -> bool:
     """Whether a numeric address leads back to its own host."""
     return ip_address(address.partition("%")[0]).is_loopback
+
+
+def leads_here_alone(name: str, place: str) -> bool:
+    """Whether a name whose numeric address is `place` leads to this host alone without saying so."""
+    return is_loopback(place) and not says_loopback(name)
 
 
 _SIOCGIFADDR = 0x8915
