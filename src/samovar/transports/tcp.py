@@ -6,7 +6,8 @@ made only with the job's key (`samovar.transports.secure`).
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from socket import socket
 
@@ -31,8 +32,19 @@ class _Link:
     """The connection to a peer; the lock is held from a request to its answer."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    next: threading.Lock = field(default_factory=threading.Lock)  # of the thread that has the lock after this one
     channel: SecureChannel | None = None
     windows: set[int] = field(default_factory=set)  # that the peer was told of
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock. A thread that asks again at once comes after one that waits, which a lock does not promise."""
+        with self.next:
+            self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def end(self) -> None:
         """Close the channel; where a request is under way, which may hang, it fails, and its thread closes."""
@@ -109,17 +121,21 @@ class TcpTransport(PeerTransport):
         return self._service.lost.get(peer)
 
     def tell(self, peer: int, window: "TcpWindow", request: PeerRequest, body: Array | None = None) -> None:
-        """Send a request that has no answer. Raises DeadlineExceeded, RankFailed."""
-        deadline = self._config.deadline()
+        """Send a request that has no answer; other threads' requests come between the parts of a large body.
+
+        Raises DeadlineExceeded, RankFailed.
+        """
         link = self._links[peer]
-        with link.lock:
-            self._channel(peer, link, window, deadline).send(request.pack(), body, deadline)
+        for part, its_body in request.in_parts(body):
+            deadline = self._config.deadline()
+            with link.turn():
+                self._channel(peer, link, window, deadline).send(part.pack(), its_body, deadline)
 
     def ask(self, peer: int, window: "TcpWindow", request: PeerRequest, answer: Array) -> None:
         """Send a request, and wait for the answer. Raises DeadlineExceeded, RankFailed."""
         deadline = self._config.deadline()
         link = self._links[peer]
-        with link.lock:
+        with link.turn():
             channel = self._channel(peer, link, window, deadline)
             channel.send(request.pack(), None, deadline)
             channel.receive_body(answer, deadline)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
-from samovar.transports.tcp_service import PeerHello, PeerService, TcpConfig
+from samovar.transports.tcp_service import PART_BYTES, PeerHello, PeerService, TcpConfig
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0
@@ -83,6 +83,40 @@ def test_ranks_that_all_put_much_at_once_do_not_hold_each_other_up(make_transpor
 
     with ThreadPoolExecutor(world_size) as pool:
         list(pool.map(play, make_transports(world_size)))
+
+
+def test_a_small_message_of_another_thread_does_not_wait_for_a_large_one(
+    make_transports: MakeTransports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 64 * PART_BYTES  # more than the sockets hold
+    near, far = make_transports(2)
+    windows = [transport.open_window("both", num_bytes, 2) for transport in (near, far)]
+    memory, has_begun, may_continue, heard = windows[1].memory, Event(), Event(), list[int]()
+    region, set_slot = memory.region, memory.set_slot
+
+    def slow_region(offset: int, size: int) -> np.ndarray[Any, Any]:
+        has_begun.set()
+        assert may_continue.wait(TIMEOUT_S)
+        return region(offset, size)
+
+    def heard_slot(slot: int, value: int) -> None:
+        heard.append(slot)
+        set_slot(slot, value)
+
+    monkeypatch.setattr(memory, "region", slow_region)
+    monkeypatch.setattr(memory, "set_slot", heard_slot)
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(windows[0].put, 1, 0, np.ones(num_bytes, np.uint8), Notification(0, 1))
+        assert has_begun.wait(TIMEOUT_S)
+        small = pool.submit(windows[0].notify, 1, Notification(1, 1))
+        while not (small.done() or near._links[1].next.locked()):
+            assert not large.done()
+        may_continue.set()
+        for future in (large, small):
+            future.result(TIMEOUT_S)
+        windows[1].wait(0, 1, 0, in_time())
+    assert heard == [1, 0]
+    assert windows[1].local.all()
 
 
 def test_words_are_changed_by_one_at_a_time(make_transports: MakeTransports) -> None:
