@@ -35,6 +35,7 @@ class Optimizers:
         self.is_allowed = False
         self._hooks: list[RemovableHandle] = []
         self._num_parameters = 0
+        self._starts_empty = [not optimizer.state for optimizer in self.all]
         self._frozen: list[nn.Parameter] = []
 
     def guard(self, model: nn.Module) -> None:
@@ -93,9 +94,14 @@ class Optimizers:
             self.is_allowed = False
 
     def begin_again(self) -> None:
-        """Set what they keep of past steps to zero, because it belongs to weights that are lost."""
-        for _, state in self._states():
-            for value in state.values():
+        """Forget what they keep of past steps, because it belongs to weights that are lost.
+
+        A step makes missing state again, which need not be zero. Where it was there at the start, it becomes zero.
+        """
+        for optimizer, starts_empty in zip(self.all, self._starts_empty, strict=True):
+            if starts_empty:
+                optimizer.state.clear()
+            for value in (value for state in optimizer.state.values() for value in state.values()):
                 if isinstance(value, torch.Tensor):
                     value.zero_()
 

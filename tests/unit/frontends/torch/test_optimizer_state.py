@@ -49,6 +49,27 @@ def test_all_state_of_an_optimizer_comes_to_another_rank(name: str) -> None:
             assert value is copied[key] is None or torch.equal(value, copied[key]), key
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adagrad]
+)
+def test_an_optimizer_that_begins_again_steps_like_a_new_one(kind: Any) -> None:
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    used, new = (kind([p], 0.1) for p in parameters)
+    given = Optimizers(used)
+    step(used, parameters[0], torch.tensor([1.0, -2.0, torch.nan]))
+    parameters[0].data.fill_(1.0)
+    given.begin_again()
+    for gradient in ([1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]):
+        for optimizer, p in zip((used, new), parameters, strict=True):
+            step(optimizer, p, torch.tensor(gradient))
+    assert torch.equal(*parameters)
+
+
+def step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    parameter.grad = gradient
+    optimizer.step()
+
+
 @pytest.mark.parametrize("value", [[torch.ones(2)], torch.ones(1000)])
 def test_state_that_cannot_be_copied_is_named(value: Any) -> None:
     optimizer, parameters, memory = trained("SGD", 0)
