@@ -101,7 +101,8 @@ class Optimizers:
         for optimizer, starts_empty in zip(self.all, self._starts_empty, strict=True):
             if starts_empty:
                 optimizer.state.clear()
-            for value in (value for state in optimizer.state.values() for value in state.values()):
+        for _, state in self._states():
+            for value in state.values():
                 if isinstance(value, torch.Tensor):
                     value.zero_()
 

@@ -65,6 +65,13 @@ def test_an_optimizer_that_begins_again_steps_like_a_new_one(kind: Any) -> None:
     assert torch.equal(*parameters)
 
 
+def test_an_optimizer_that_keeps_more_than_state_of_parameters_begins_again() -> None:
+    optimizer = torch.optim.Adagrad([nn.Parameter(torch.ones(3))])
+    optimizer.state["calls"] = 3  # type: ignore[index]
+    Optimizers(optimizer).begin_again()
+    assert optimizer.state["calls"] == 3  # type: ignore[index]
+
+
 def step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     parameter.grad = gradient
     optimizer.step()
