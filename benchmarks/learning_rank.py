@@ -3,8 +3,9 @@
     learning_rank.py JOB
 
 JOB is JSON. `side` is "plain", "ddp", or a strategy, which has its recipe. `batch` is that of all ranks together, and
-`out` the file for the tests. The others are `net`, `seed`, `num_samples`, `num_tests`, `test_images`, `threads` and
-`folder`. RANK and WORLD_SIZE are in the environment. All sides begin with the same weights.
+`out` the file for the tests. The others are `net`, `device` ("cuda" for a GPU that ranks may share), `seed`,
+`num_samples`, `num_tests`, `test_images`, `threads` and `folder`. RANK and WORLD_SIZE are in the environment. All sides
+begin with the same weights.
 Seconds are those of training alone.
 """
 
@@ -59,8 +60,15 @@ class Learner:
     is_divided: bool = False
 
 
-def classified(net: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return F.cross_entropy(net(batch[0]), batch[1])
+def classified(net: nn.Module, batch: Iterable[torch.Tensor]) -> torch.Tensor:
+    images, labels = _beside(net, batch)
+    return F.cross_entropy(net(images), labels)
+
+
+def _beside(net: nn.Module, batch: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The batch on the net's device."""
+    device = next(net.parameters()).device
+    return [part.to(device) for part in batch]
 
 
 def quick(job: Job, group: Group) -> Learner:
@@ -94,9 +102,9 @@ def residual(job: Job, _group: Group) -> Learner:
     """He et al.'s ResNet-20 on CIFAR-10 without augmentation, by SGD at their first rate."""
     definition = load_source(load_solver(Path(job["folder"], "solver.prototxt")).net)
     config = RunConfig("train", Path(job["folder"], "solver.prototxt"), shuffle=False)
-    train, test = (_images(build.open_reader(definition, phase, config, 0)) for phase in ("TRAIN", "TEST"))
-    test = test[0][: job["test_images"]], test[1][: job["test_images"]]
-    net = resnet20()
+    train, held_out = (_images(build.open_reader(definition, phase, config, 0)) for phase in ("TRAIN", "TEST"))
+    net = resnet20().to(job["device"])
+    test = [part[: job["test_images"]].to(job["device"]) for part in held_out]
 
     def accuracy() -> float:
         parts = zip(*(values.split(TEST_BATCH) for values in test), strict=True)
@@ -117,9 +125,11 @@ def _images(reader: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def transformer(job: Job, _group: Group) -> Learner:
     """10 layers, 256 wide, 8 M parameters in all, on the sources of the standard library, by AdamW."""
     texts, net = Texts(), nn.Sequential(Transformer(NUM_TOKENS, 256, 8, 10, LENGTH), nn.Flatten(0, 1))
+    net.to(job["device"])
 
-    def loss(net: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return F.cross_entropy(net(batch[0].long()), batch[1].long().flatten())
+    def loss(net: nn.Module, batch: Iterable[torch.Tensor]) -> torch.Tensor:
+        text, following = _beside(net, batch)
+        return F.cross_entropy(net(text.long()), following.long().flatten())
 
     def test() -> float:
         total, count = texts.loss(net, 0, 1)
@@ -182,6 +192,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     group = Group(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     torch.set_num_threads(job["threads"])
+    torch.backends.cudnn.allow_tf32 = False
     if job["side"] == "ddp":
         dist.init_process_group("gloo")
     torch.manual_seed(job["seed"])

@@ -2,7 +2,7 @@
 
 `learning-torch`: ResNet-20 on CIFAR-10, and a transformer on the sources of the standard library, with four ranks.
 Every run has the same batches and number of samples. ResNet-20 is compared by its accuracy on held-out images, the
-transformer by its loss on held-out files.
+transformer by its loss on held-out files. If there is a GPU, the ranks compute on it, and may share it.
 
 `learning-time`: the seconds of training until CIFAR-10 quick reaches an accuracy. Two workers of one thread are
 compared with one worker, with plain torch on two threads, and with DDP. Sides take turns, seed by seed, and need a
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from figures import Figure
 from finished import Finished, settings_of
 from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves
@@ -79,6 +80,7 @@ class Run:
         out = folder / "tests.json"
         job = {"net": self.net.name, "side": self.side, "batch": self.net.batch, "seed": self.seed}
         job |= {
+            "device": "cuda" if torch.cuda.is_available() and self.net.name != QUICK.name else "cpu",
             "test_images": self.net.test_images,
             "num_samples": self.net.num_samples,
             "num_tests": self.num_tests,

@@ -23,6 +23,7 @@ import elastic
 import emulated
 import faults
 import foreseen
+import gpu
 import host_faults
 import host_overlap
 import host_train
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "emulated": emulated.run,
     "faults": faults.run,
     "faults-hosts": host_faults.run,
+    "gpu": gpu.run,
     "nets": nets.run,
     "predicted": predicted.run,
     "remote": remote.run,

@@ -45,7 +45,10 @@ class Texts:
     @torch.no_grad()
     def loss(self, net: nn.Module, rank: int, world_size: int) -> list[float]:
         """The sum of losses on this rank's part of what is held out, and how many they are."""
-        tests = [_windows(self._held_out, starts) for starts in self._tests[rank::world_size]]
+        device = next(net.parameters()).device
+        tests = [
+            [part.to(device) for part in _windows(self._held_out, starts)] for starts in self._tests[rank::world_size]
+        ]
         losses = [float(F.cross_entropy(net(text), following, reduction="sum")) for text, following in tests]
         return [sum(losses), sum(len(following) for _, following in tests)]
 

@@ -41,7 +41,7 @@ def test_ranks_with_gpus_of_their_own_exchange_there() -> None:
     assert [process.returncode for process in ranks] == [0, 0], ended
     assert ended[0][0].startswith("True [["), ended
     assert ended[0][0] == ended[1][0]
-    assert "2 ranks on one host; by nccl between their GPUs, tested without GPUs" in ended[0][1]
+    assert "2 ranks on one host; by nccl between their GPUs, tested on one GPU only" in ended[0][1]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         length = tokens.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         return self.head(self.encoder(self.embedding(tokens) + self.position[:length], mask=mask, is_causal=True))
 
 

@@ -83,7 +83,7 @@ def connected_near(
     store, prefix, who = gathering.store, f"{gathering.prefix}/near", gathering.who
 
     def connect(collectives: Collectives) -> NearCollectives:
-        _announce(gathering, "nccl between their GPUs, tested without GPUs")
+        _announce(gathering, "nccl between their GPUs, tested on one GPU only")
 
         def make() -> NearCollectives:
             group = store.near(prefix, identity.rank, identity.world_size, device, timeout_s)

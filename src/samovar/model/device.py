@@ -92,10 +92,8 @@ def device_notices(device: torch.device | None, workers: int, name: str) -> tupl
         return ()
     count = 1 if ":" in name else count_devices()
     shared = f"; {workers} workers share {count}" if workers > count else ""
-    return (
-        f"computing on {device} ({torch.cuda.get_device_name(device)}){shared}; this way is tested on stand-ins for a "
-        "GPU, not on one: --device cpu is the proven one",
-    )
+    untried = "; several GPUs have never run this" if min(workers, count) > 1 else ""
+    return (f"computing on {device} ({torch.cuda.get_device_name(device)}){shared}{untried}",)
 
 
 def main(arguments: list[str]) -> None:

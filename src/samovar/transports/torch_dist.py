@@ -106,8 +106,8 @@ class JobStore:
         """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
 
         For memory of the CPU it is one of gloo, on this host. Nothing waits for its operations: where one hangs for
-        `timeout_s`, PyTorch's watchdog ends the process. Raises RuntimeError. NCCL was never run: machines with a GPU
-        were not at hand (decision 29).
+        `timeout_s`, PyTorch's watchdog ends the process. Raises RuntimeError. NCCL was run among ranks that share
+        a GPU (tests/gpu), never between GPUs.
         """
         if device.type == "cpu":
             return self.gloo(prefix, rank, [_LOOPBACK] * world_size, (), timeout_s)._group
