@@ -13,7 +13,7 @@ from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.plain import from_plain, to_plain
-from samovar.frontends.caffe.costs import backward_multiply_adds
+from samovar.frontends.caffe.costs import backward_multiply_adds, layer_counts
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.model.model import layout_of
@@ -128,6 +128,17 @@ def test_multiply_adds_of_the_backward_pass(quick: CaffeNet) -> None:
         100 * 32 * 3 * 25 * 1024,
     ]
     assert all(counts[f"{layer}/0"] == 0 for layer in ("ip2", "ip1", "conv3", "conv2", "conv1"))
+
+
+def test_a_layer_whose_bottom_is_the_input_counts(tmp_path: Path) -> None:
+    """Each number of the input, (2, 3, 4, 4), meets a filter of 5 x 2 x 2."""
+    path = tmp_path / "net.prototxt"
+    path.write_text(
+        """layer { name: "in" type: "Input" top: "in" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }
+        layer { name: "up" type: "Deconvolution" bottom: "in" top: "up"
+          convolution_param { num_output: 5 kernel_size: 2 stride: 2 } }"""
+    )
+    assert layer_counts(build_net(load_net(path), "TRAIN", {}, 1))["up"].multiply_adds == 2 * 3 * 4 * 4 * 5 * 2 * 2
 
 
 def test_flags() -> None:

@@ -144,11 +144,10 @@ def backward_multiply_adds(net: CaffeNet) -> dict[str, int]:
 
 def _by_layer(net: CaffeNet) -> dict[str, int]:
     """Of one forward pass, by layer in file order."""
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = dict(net.input_shapes)
     found: dict[str, int] = {}
     for step in net.steps:
-        inputs = [shapes.get(blob, (0,)) for blob in step.bottoms]
-        found[step.layer.spec.name] = multiply_adds_of(step.layer, inputs)
+        found[step.layer.spec.name] = multiply_adds_of(step.layer, [shapes[blob] for blob in step.bottoms])
         shapes.update(zip(step.tops, (tuple(shape) for shape in step.layer.top_shapes), strict=True))
     return found
 

@@ -42,6 +42,7 @@ class CaffeNet(nn.Module):
         self.name = definition.name
         self.path = definition.path
         self.input_names = tuple(wiring.input_names)
+        self.input_shapes = dict(wiring.input_shapes)
         self.output_shapes = wiring.output_shapes()
         self.output_names = tuple(self.output_shapes)
         self.parameter_infos: tuple[ParameterInfo, ...] = wiring.store.infos()
