@@ -22,6 +22,7 @@ from samovar.box.base import Versions
 from samovar.box.board import PROGRESS_BYTES, Member, MemberProgress, Origin, Row
 from samovar.box.buffers import BufferShape
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
+from samovar.transports.secure import ConnectionLost
 
 VERSION: Final = 3
 # Of 1 MiB, a fifth more is computed for each byte: Python's share of a part does not depend on its size.
@@ -92,6 +93,7 @@ class Status(IntEnum):
     FAILED = 2  # RankFailed
     LATE = 3  # DeadlineExceeded
     NOT_FINITE = 4  # NotFinite
+    FULL = 5  # ConnectionLost: it may be tried again
 
 
 # Built once: messages are many.
@@ -101,11 +103,9 @@ _ERRORS: dict[Status, type[SamovarError]] = {
     Status.FAILED: RankFailed,
     Status.LATE: DeadlineExceeded,
     Status.NOT_FINITE: NotFinite,
+    Status.FULL: ConnectionLost,
 }
-
-
-# Who is no member yet.
-NOBODY: Final = Member(-1, 0)
+NOBODY: Final = Member(-1, 0)  # who is no member yet
 
 
 def elements(shape: BufferShape, first_chunk: int, num_chunks: int) -> slice:

@@ -36,6 +36,7 @@ from samovar.core.errors import RankFailed, SamovarError
 from samovar.transports.secure import ConnectionLost, SecureChannel
 
 _REQUEST_START = struct.Struct("<BB2xI")  # kind, version and call, where every version has them
+_MOST_TURNED_AWAY, _TURNING_AWAY_S = 16, 5.0  # connections beyond the most that are told so, and how long it may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +86,45 @@ class Service:
         self._threads: dict[SecureChannel, threading.Thread] = {}
 
     def accept(self, channel: SecureChannel) -> None:
-        """Serve the connection, or close it if there are too many."""
-        thread = threading.Thread(target=self.serve, args=(channel,), name="samovar-member", daemon=True)
+        """Serve the connection. If there are too many, say so, and close it."""
         with self._lock:
-            if len(self._threads) >= self.config.most_connections:
+            count, most = len(self._threads), self.config.most_connections
+            if count >= most + _MOST_TURNED_AWAY:
                 channel.close()
                 return
+            serve = self._serve if count < most else self._turn_away
+            thread = threading.Thread(target=self._until_end, args=(serve, channel), name="samovar-member", daemon=True)
             thread.start()  # under the lock: who ends meanwhile may join it
             self._threads[channel] = thread
 
-    def serve(self, channel: SecureChannel) -> None:
-        """Answer the requests of one connection until it ends, and close it."""
+    def _until_end(self, serve: Callable[[SecureChannel], None], channel: SecureChannel) -> None:
+        """Serve the connection until it is lost or says nonsense, which tells nothing of what comes next."""
+        try:
+            with suppress(SamovarError):
+                serve(channel)
+        finally:
+            channel.close()
+            with self._lock:
+                self._threads.pop(channel, None)
+
+    def _serve(self, channel: SecureChannel) -> None:
+        """Answer the requests of one connection."""
         connection = _Connection(channel, self)
         channel.heed_silence()
         try:
             while True:
                 connection.answer_next()
-        except SamovarError:  # lost, or nonsense: neither says what comes next
-            pass
         finally:
             connection.leave()
-            channel.close()
-            with self._lock:
-                self._threads.pop(channel, None)
+
+    def _turn_away(self, channel: SecureChannel) -> None:
+        """Answer one request, by the reason."""
+        deadline = Deadline.after(_TURNING_AWAY_S)
+        request = Request.unpack(channel.receive(deadline))
+        channel.receive_body(np.empty(request.body_bytes, np.uint8), deadline)
+        why = f"it has {self.config.most_connections} connections, which is the most it takes; end a member first"
+        text = np.frombuffer(why.encode(), np.uint8)
+        channel.send(Reply.to(request, len(text), Status.FULL).pack(), text, deadline)
 
     def close(self) -> None:
         """End all connections, and give up their members' places."""

@@ -14,11 +14,14 @@ from samovar.box.line import BoxAddress
 from samovar.box.local import holder_address
 from samovar.box.mapped import MappedCenter
 from samovar.box.memory_holder import HeldMemory
+from samovar.box.protocol import Kind
 from samovar.box.remote import RemoteCenter
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded
 from samovar.transports.keys import Key
+from samovar.transports.secure import ConnectionLost
 from samovar.transports.tcp_listen import Listener, listen
 from tests.multiproc.ports import reserved_port
 
@@ -29,8 +32,8 @@ SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
 class Server:
     """The parts of `samovar box serve --listen`."""
 
-    def __init__(self, buffers: NamedBuffers, key: Key, port: int) -> None:
-        self.service = Service(BufferHost(buffers), ServingConfig())
+    def __init__(self, buffers: NamedBuffers, key: Key, port: int, most: int = 256) -> None:
+        self.service = Service(BufferHost(buffers), ServingConfig(most_connections=most))
         self.listener = Listener(listen(port=port), key, self.service.accept)
 
     def stop(self) -> None:
@@ -88,6 +91,25 @@ def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: 
         assert (found == 2 * ROUNDS * 0.75).all()
         assert [row.is_alive for row in board.rows()] == [True, True]
         remote.close()
+    server.stop()
+
+
+def test_a_connection_too_many_is_told_why_and_may_come_later(buffers: NamedBuffers, key: Key, port: int) -> None:
+    buffers.create("c", SHAPE)
+    server = Server(buffers, key, port, most=1)
+    address = BoxAddress(server.listener.address, key)
+    first = RemoteCenter(address, "c", "worker 1", soon())
+    why = "has 1 connections, which is the most it takes; end a member first"
+    with pytest.raises(ConnectionLost, match=why):
+        address.ask(Kind.NAMES, b"", "list", soon())
+    with pytest.raises(DeadlineExceeded, match=why):
+        RemoteCenter(address, "c", "worker 2", Deadline.after(0.5))
+    found: list[RemoteCenter] = []
+    waiting = threading.Thread(target=lambda: found.append(RemoteCenter(address, "c", "worker 2", soon())))
+    waiting.start()
+    first.close()
+    waiting.join()
+    found[0].close()
     server.stop()
 
 
