@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/tuple.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -56,10 +57,18 @@ samovar::Patience patience_of(double timeout_s) {
   return {samovar::monotonic_ns() + samovar::nanoseconds(timeout_s)};
 }
 
-// A center and its thread, with every array's size checked.
+// A center and its thread, with every array's size checked. The child of a fork has no such thread: there it waits for
+// nothing, and changes nothing.
 class Attached {
  public:
-  explicit Attached(int fd) : center_(std::make_shared<Center>(std::make_shared<CenterFile>(fd))), queue_(center_) {}
+  explicit Attached(int fd)
+      : center_(std::make_shared<Center>(std::make_shared<CenterFile>(fd))),
+        queue_(std::make_unique<CenterQueue>(center_)) {}
+  ~Attached() {
+    if (is_forked()) (void)queue_.release();
+  }
+  Attached(const Attached&) = delete;
+  Attached& operator=(const Attached&) = delete;
 
   const CenterShape& shape() const { return center_->file().shape(); }
   std::uint64_t num_chunks() const { return center_->num_chunks(); }
@@ -68,8 +77,9 @@ class Attached {
 
   // The thread ends first, then what another thread is at: nothing changes the center when the row is given back.
   void close() {
-    queue_.stop();
-    const Turn turn(queue_, kCloseNs);
+    if (is_forked()) return;
+    queue_->stop();
+    const Turn turn(*queue_, kCloseNs);
     if (turn.is_mine()) center_->detach();
   }
 
@@ -107,11 +117,13 @@ class Attached {
     if (range_of(0, difference, false).count != num_chunks())
       throw std::invalid_argument("the center has " + std::to_string(shape().num_elements) + " elements, the array " +
                                   std::to_string(difference.size()));
-    return queue_.submit(sequence, difference.data(), momentum);
+    check_process();
+    return queue_->submit(sequence, difference.data(), momentum);
   }
   bool wait(std::uint64_t ticket, Versions versions, double timeout_s) {
     check(versions, num_chunks());
-    const auto slice = [&](std::uint64_t ns) { return queue_.wait(ticket, ns); };
+    check_process();
+    const auto slice = [&](std::uint64_t ns) { return queue_->wait(ticket, ns); };
     const auto found = samovar::wait_in_slices(slice, timeout_s);
     if (found) std::copy(found->begin(), found->end(), versions.data());
     return found.has_value();
@@ -122,10 +134,15 @@ class Attached {
   }
 
  private:
+  bool is_forked() const { return process_ != getpid(); }
+  void check_process() const {
+    if (is_forked()) throw samovar::Fenced("the member of the center is the process that this one was forked from");
+  }
   template <typename Operation>
   bool in_turn(double timeout_s, Operation operation) {
+    check_process();
     const samovar::Patience patience = patience_of(timeout_s);
-    const Turn turn(queue_, samovar::nanoseconds(timeout_s));
+    const Turn turn(*queue_, samovar::nanoseconds(timeout_s));
     return turn.is_mine() && operation(patience);
   }
   // Whole chunks, as many as the array is long; the center's last one may be shorter.
@@ -154,7 +171,8 @@ class Attached {
   }
 
   std::shared_ptr<Center> center_;
-  CenterQueue queue_;
+  std::unique_ptr<CenterQueue> queue_;
+  const pid_t process_ = getpid();
 };
 
 // Under names that say what is meant: an error of the file is a ValueError, a row that another has an OSError.

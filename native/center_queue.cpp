@@ -23,8 +23,9 @@ void CenterQueue::stop() {
 std::uint64_t CenterQueue::submit(std::uint64_t sequence, const float* difference, float momentum) {
   const std::lock_guard lock(mutex_);
   if (closing_) throw std::logic_error("the center is closed");
-  items_.push_back({++last_ticket_, sequence, difference, momentum});
+  // First: if the system gives no thread, nothing is under way.
   if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  items_.push_back({++last_ticket_, sequence, difference, momentum});
   submitted_.notify_one();
   return last_ticket_;
 }

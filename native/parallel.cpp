@@ -1,6 +1,7 @@
 #include "parallel.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -65,25 +66,30 @@ void parallel(std::size_t count, std::size_t cost, int threads,
   if (parts.failure) std::rethrow_exception(parts.failure);
 }
 
-IdleThreads::IdleThreads(unsigned count) {
+IdleThreads::IdleThreads(unsigned count) : process_(getpid()) {
   const ParallelRegion region = parallel_region();
   if (region == nullptr || count == 0) return;
+  sleeper_ = std::make_unique<Sleeper>();
   // A pool belongs to the thread that opened a region, and ends with it.
-  thread_ = std::thread([this, region, count] {
+  sleeper_->thread = std::thread([sleeper = sleeper_.get(), region, count] {
     region([](void*) {}, nullptr, count + 1, 0);
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return is_over_; });
+    std::unique_lock lock(sleeper->mutex);
+    sleeper->ended.wait(lock, [sleeper] { return sleeper->is_over; });
   });
 }
 
 IdleThreads::~IdleThreads() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    is_over_ = true;
+  if (sleeper_ == nullptr) return;
+  if (process_ != getpid()) {  // the child of a fork has no such thread, for which it would wait for ever
+    (void)sleeper_.release();
+    return;
   }
-  ended_.notify_one();
-  thread_.join();
+  {
+    const std::lock_guard lock(sleeper_->mutex);
+    sleeper_->is_over = true;
+  }
+  sleeper_->ended.notify_one();
+  sleeper_->thread.join();
 }
 
 }  // namespace samovar

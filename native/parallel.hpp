@@ -1,9 +1,12 @@
 // Work shared among the threads that torch computes with.
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -29,10 +32,15 @@ class IdleThreads {
   IdleThreads& operator=(const IdleThreads&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool is_over_ = false;
-  std::thread thread_;
+  struct Sleeper {
+    std::mutex mutex;
+    std::condition_variable ended;
+    bool is_over = false;
+    std::thread thread;
+  };
+
+  std::unique_ptr<Sleeper> sleeper_;  // none without threads
+  const pid_t process_;
 };
 
 }  // namespace samovar

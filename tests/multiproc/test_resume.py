@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.multiproc.command import Command, last_step, metrics_of, result_of, succeed
 from tests.multiproc.nets import write_net, write_solver
@@ -125,3 +126,41 @@ def test_a_run_goes_on_from_a_folder_and_from_a_solverstate(solver: Path, unbrok
     whole = unbroken(1, False, num_steps) / "snapshots" / last.name
     for name in ("weights", "momentum"):
         assert (last / f"{name}.safetensors").read_bytes() == (whole / f"{name}.safetensors").read_bytes()
+
+
+BATCH_NORM = """name: "bn"
+layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
+  shape { dim: 8 dim: 16 } shape { dim: 8 } data_filler { type: "gaussian" std: 1 } data_filler { value: 1 } } }
+layer { name: "ip1" type: "InnerProduct" bottom: "data" top: "ip1" inner_product_param { num_output: 256
+  weight_filler { type: "xavier" } } }
+layer { name: "bn" type: "BatchNorm" bottom: "ip1" top: "bn" }
+layer { name: "ip2" type: "InnerProduct" bottom: "bn" top: "ip2" inner_product_param { num_output: 256
+  weight_filler { type: "xavier" } } }
+layer { name: "ip3" type: "InnerProduct" bottom: "ip2" top: "ip3" inner_product_param { num_output: 4
+  weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip3" bottom: "label" top: "loss" }
+"""
+
+
+def test_a_snapshot_waits_for_weights_that_are_under_way(tmp_path: Path) -> None:
+    """Ranks with statistics of their own save their weights, too, and owners send these behind the next step."""
+    (tmp_path / "net.prototxt").write_text(BATCH_NORM)
+    solver = tmp_path / "solver.prototxt"
+    fields = 'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 20 snapshot: 1 snapshot_prefix: "x"'
+    solver.write_text(fields)
+    shape = ("--workers", 2, "--threads-per-worker", 1, "--overlap", "full", "--bucket", 65_536)
+    succeed("train", "--solver", solver, *shape, "--out", "whole", folder=tmp_path)
+    for saved in sorted((tmp_path / "whole" / "snapshots").glob("step_*")):
+        common = load_file(saved / "weights.safetensors")
+        for rank in range(2):
+            own = load_file(saved / f"rank_{rank}.safetensors")
+            different = [
+                name
+                for name, value in common.items()
+                if not name.startswith("bn/") and (own[f"weights/{name}"] != value).any()
+            ]
+            assert not different, (saved.name, rank)
+    before = result_of(tmp_path / "whole")
+    succeed("train", "--solver", solver, *shape, "--snapshot", "auto", "--out", "whole", folder=tmp_path)
+    assert before["samples"] == 20 * 16
+    assert result_of(tmp_path / "whole") == before  # of the run that trained: this one made no step

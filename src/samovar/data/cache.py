@@ -33,7 +33,7 @@ class CacheSource(Protocol):
     """Records to be cached; record i is some bytes, and `num_columns` numbers that say what they are."""
 
     num_columns: int
-    record_bytes: int  # bytes of a record: of each, or of the first here where they differ
+    record_bytes: int  # bytes of a record: of each, or about the mean where they differ
     share: Share | None  # the records that this rank can load; None: all
 
     def __len__(self) -> int: ...

@@ -99,6 +99,7 @@ def _sha256(file: LmdbFile) -> str:
 FORMS = ("raw", "files", "png", "jpg")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm")
 _JPEG_QUALITY = 95  # OpenCV's, and with it convert_imageset's
+_MOST_JPEG_PIXELS = 65_500  # a side, of libjpeg
 _MAX_KEY_BYTES = 511  # LMDB's
 _FILES_AT_ONCE = 64
 _NUM_NAMED = 4
@@ -242,9 +243,11 @@ def _converted_records(
 ) -> Iterator[tuple[bytes, bytes]]:
     """The first unusable image ends the records. The others are still checked, so that the error names all."""
     failures: list[str] = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for start in range(0, len(images), _FILES_AT_ONCE):
-            part = images[start : start + _FILES_AT_ONCE]
+    num_threads = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(num_threads) as pool:
+        at_once = min(_FILES_AT_ONCE, 2 * num_threads)  # converted records wait in memory
+        for start in range(0, len(images), at_once):
+            part = images[start : start + at_once]
             converted = pool.map(lambda image: _converted(image, conversion, measured), part)
             for index, (image, found) in enumerate(zip(part, converted, strict=True), start):
                 if isinstance(found, InputError):
@@ -285,6 +288,9 @@ def _compressed(pixels: Pixels, form: str) -> bytes:
     content = io.BytesIO()
     image = Image.fromarray(np.ascontiguousarray(turned))
     if form == "jpg":
+        if max(image.size) > _MOST_JPEG_PIXELS:
+            size, most = f"{image.width:,} x {image.height:,} pixels", f"{_MOST_JPEG_PIXELS:,}"
+            raise InputError(f"has {size}; a JPEG has at most {most} a side. Store png.")
         image.save(content, "JPEG", quality=_JPEG_QUALITY)
     else:
         image.save(content, "PNG")

@@ -120,6 +120,7 @@ class LmdbDataset(Closing):
 _LABEL, _HEIGHT, _WIDTH, _VALUE_BYTES = range(4)
 
 _TYPES = {1: np.uint8, 4: np.float32}
+_LOOKED_AT = 32  # images of several sizes, to know their mean
 
 
 class ImageRecords:
@@ -130,8 +131,10 @@ class ImageRecords:
     def __init__(self, dataset: ImageDataset, any_size: bool) -> None:
         self._dataset, self.share = dataset, dataset.share
         self._any_size = any_size
-        [first], _ = dataset.read_each(np.array([self.share.first_record if self.share else 0]))
-        self.record_bytes = first.nbytes
+        own = np.arange(len(dataset)) if self.share is None else self.share.records()
+        some = np.linspace(0, len(own) - 1, min(len(own), _LOOKED_AT) if any_size else 1).astype(np.int64)
+        images, _ = dataset.read_each(own[some])
+        self.record_bytes = -(-sum(image.nbytes for image in images) // len(images))
 
     def __len__(self) -> int:
         return len(self._dataset)

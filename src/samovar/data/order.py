@@ -94,7 +94,8 @@ def member_portions(group: Group, global_batch: int, index: int, num_samples: in
     """
     count = shares(global_batch, group.world_size)[group.rank][1]
     start = int(num_samples * (index * _GOLDEN_SECTION % 1.0))
-    return Portions(count, ((index * _EPOCHS_APART * num_samples + start, count),), global_batch)
+    ahead = _EPOCHS_APART * max(num_samples, 1)  # samples that layers make have no end, and differ between members too
+    return Portions(count, ((index * ahead + start, count),), global_batch)
 
 
 def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num_batches: int) -> Portions:

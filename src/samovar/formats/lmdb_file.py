@@ -15,6 +15,7 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import shutil
 import stat
 import struct
@@ -328,15 +329,19 @@ def write_lmdb(
     if os.path.lexists(folder):
         _require_same(folder, records, beside)
         return False
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    # Containers that share a file system may share process numbers.
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         _fill(partial, records)
         for name, content in beside.items():
             write_file(partial / name, [content])
         sync_folder(partial)
+        if os.path.lexists(folder):  # another process was faster
+            with LmdbFile(partial) as made:
+                _require_same(folder, made.records(np.arange(len(made))), beside)
+            return False
         partial.rename(folder)
         sync_folder(folder.parent)
     except (OSError, lmdb.Error) as error:

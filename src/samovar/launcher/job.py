@@ -26,7 +26,7 @@ from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
-from samovar.report.result import RunResult, write_result
+from samovar.report.result import RunResult, with_figures_of, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
 from samovar.strategies.traits import AUTO
@@ -231,8 +231,8 @@ class _RunningJob:
         return self._others.states.get(rank, RankState(0, self._folder.rank_log(rank).name))
 
     def _finished(self, told: RunResult) -> RunResult:
-        result = self._policy.counted(told)
-        if self._config.job == "train" and not self._config.by_caffe:
+        result = with_figures_of(self._folder.result, self._policy.counted(told))
+        if result.foreseen is None and self._config.job == "train" and not self._config.by_caffe:
             result = with_foresight(self._config, result, self._other_programs.share())
         if result.foreseen is not None:
             self._display.show(Notice(level="info", text=str(result.foreseen)))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samovar.core.errors import InputError
@@ -145,6 +145,17 @@ def write_result(path: Path, result: RunResult) -> None:
     values = to_plain(result)
     del values["run_folder"]  # which may be moved
     write_json_atomic(path, values)
+
+
+def with_figures_of(before: Path, result: RunResult) -> RunResult:
+    """`result`; if it was resumed at its end and made no step, with the figures of the training, which `before` has."""
+    if result.samples or not before.exists():
+        return result
+    trained = read_result(before)
+    if (trained.steps, trained.weights_sha256) != (result.steps, result.weights_sha256):
+        return result
+    tested = {name: getattr(result, name) for name in ("test_loss", "test_accuracy")}
+    return replace(trained, stopped_by=result.stopped_by, **tested)
 
 
 def read_result(path: Path) -> RunResult:

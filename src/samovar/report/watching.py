@@ -145,7 +145,7 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
         server = _PageServer((address, port), _handler(shown, says_loopback(address)))
     except OSError as error:
         raise InputError(f"--listen {written}:{port}: {error.strerror}; give a free port of this host") from error
-    server.daemon_threads = False
+    server.daemon_threads = True  # a connection on which nothing comes must not hold up the end
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="samovar-page")
         thread.start()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from samovar.core.clock import Deadline
+from samovar.core.control_groups import memory_left
 from samovar.core.errors import InputError
 from samovar.data.cache import CacheSetup
 from samovar.data.order import member_portions
@@ -50,8 +51,8 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
 
 def require_memory(total: int) -> None:
     """Raise InputError unless `total` bytes leave a tenth of the free memory."""
-    host = read_host()
-    there = min(host.memory_available_bytes, host.memory_limit_bytes or host.memory_available_bytes)
+    there, left = read_host().memory_available_bytes, memory_left()
+    there = there if left is None else min(there, left)
     if total > _MOST_OF_MEMORY * there:
         raise InputError(
             f"--hold-data: the decoded records take about {total / _MB:,.0f} MB, but {there / _MB:,.0f} MB of memory "

@@ -88,3 +88,9 @@ def test_the_published_batches(data_folder: Path, tmp_path: Path) -> None:
     mean = read_mean(tmp_path / "mean.binaryproto")
     np.testing.assert_allclose(mean.mean(axis=(1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=2e-3)
     assert sum(file.size_bytes for file in BATCHES) == 50_000 * 3073
+
+
+def test_a_mean_at_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_mean(tmp_path / "file" / "mean.binaryproto", np.zeros((3, 4, 4), np.float32))

@@ -1,12 +1,14 @@
 """Records as arrays."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.datasets import LmdbDataset
+from samovar.data.datasets import ImageRecords, LmdbDataset
 from samovar.formats.caffe.datum import encode_datum
 from samovar.formats.caffe.schema import message_class
 from samovar.formats.lmdb_file import write_lmdb
@@ -77,3 +79,20 @@ def test_a_first_record_that_is_no_datum(tmp_path: Path) -> None:
 def test_a_database_without_records(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"some_lmdb: holds no records"):
         LmdbDataset(written(tmp_path))
+
+
+class OfManySizes:
+    """The first image is small."""
+
+    share = None
+
+    def __len__(self) -> int:
+        return 1000
+
+    def read_each(self, indices: npt.NDArray[np.int64]) -> tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]:
+        return [np.zeros((3, 40, 50) if index else (3, 4, 4), np.uint8) for index in indices], indices
+
+
+def test_memory_for_images_of_many_sizes_is_not_that_of_the_first() -> None:
+    dataset: Any = OfManySizes()
+    assert ImageRecords(dataset, True).record_bytes == pytest.approx(6000, rel=0.05)

@@ -9,6 +9,7 @@ import cv2
 import lmdb
 import numpy as np
 import pytest
+from PIL import Image
 
 from samovar.core.errors import InputError
 from samovar.data.config import DataConfig, TransformConfig
@@ -169,6 +170,14 @@ def test_broken_images_are_named_together_and_nothing_is_left(tmp_path: Path, fo
     with pytest.raises(InputError, match=message):
         write_image_files(tmp_path / "db", images, Conversion(), tmp_path / "mean")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_image_that_no_jpeg_can_hold_is_named(tmp_path: Path, folder: Path) -> None:
+    Image.new("RGB", (70_000, 2)).save(folder / "cats" / "wide.png")
+    message = r"1 of 6 images cannot be used; .*cats/wide.png: has 70,000 x 2 pixels; a JPEG has at most 65,500 a side"
+    with pytest.raises(InputError, match=message):
+        write_image_files(tmp_path / "db", class_folders(folder)[0], Conversion(form="jpg"))
+    assert not (tmp_path / "db").exists()
 
 
 def test_a_mean_of_several_shapes_is_refused_and_nothing_is_left(tmp_path: Path, folder: Path) -> None:

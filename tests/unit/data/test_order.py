@@ -114,5 +114,10 @@ def test_each_member_reads_every_record_once_an_epoch_in_an_order_of_its_own(shu
         assert min(np.diff([*places, num_samples])) >= num_samples // 16  # nobody follows on another's heels
 
 
+def test_samples_that_layers_make_differ_between_members() -> None:
+    starts = [member_portions(Group(0, 1), 12, index, 0).at(0)[0] for index in range(8)]
+    assert len(set(starts)) == len(starts)
+
+
 def test_members_of_a_launch_that_shares_a_batch_read_their_share_of_it() -> None:
     assert [member_portions(Group(rank, 2), 9, 0, 60).at(3) for rank in range(2)] == [(15, 5), (12, 4)]

@@ -283,6 +283,27 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("others", [RECORDS, RECORDS[:-1]])
+def test_writers_with_one_process_number_do_not_take_each_others_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[Record]
+) -> None:
+    """Two containers on one file system: the second begins after the first, and ends before it."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+
+    def slowly() -> Iterator[Record]:
+        yield from RECORDS[:3]
+        assert write_lmdb(tmp_path / "db", others)
+        yield from RECORDS[3:]
+
+    if others == RECORDS:
+        assert not write_lmdb(tmp_path / "db", slowly())
+    else:
+        with pytest.raises(InputError, match="exists with other records"):
+            write_lmdb(tmp_path / "db", slowly())
+    assert read_all(tmp_path / "db") == others
+    assert names_in(tmp_path) == ["db"]
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     with pytest.raises(InputError, match="cannot be written"):

@@ -6,7 +6,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -128,6 +128,20 @@ def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
         left.set()
         assert answer(url)[0] == 200
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT"])
+def test_a_connection_on_which_nothing_comes_does_not_hold_up_the_end(tmp_path: Path, said: bytes) -> None:
+    step_lines(tmp_path, 1, 2)
+    with ExitStack() as stack:
+        with served(History(tmp_path), LOOPBACK, 0) as url:
+            place = (LOOPBACK, int(url.rpartition(":")[2].rstrip("/")))
+            silent = stack.enter_context(socket.create_connection(place))
+            silent.sendall(said)
+            assert answer(url)[0] == 200  # so the one before has been taken in
+        silent.settimeout(0.0)
+        with pytest.raises(BlockingIOError):  # it is still open: nobody waited for its end
+            silent.recv(1)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")

@@ -20,10 +20,11 @@ from samovar.training.opening import hold_training_set, require_memory
 def test_memory_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, available_bytes: float, limit_bytes: float | None, fits: bool
 ) -> None:
-    """The least of what is free and what the control group may have, and a tenth of it stays."""
+    """The least of what is free and what the control group still allows, and a tenth of it stays."""
     limit = None if limit_bytes is None else int(limit_bytes)
-    host = replace(read_host(), memory_available_bytes=int(available_bytes), memory_limit_bytes=limit)
+    host = replace(read_host(), memory_available_bytes=int(available_bytes), memory_limit_bytes=64 << 30)
     monkeypatch.setattr(opening, "read_host", lambda: host)
+    monkeypatch.setattr(opening, "memory_left", lambda: limit)
     if fits:
         require_memory(7_000_000_000)
         return

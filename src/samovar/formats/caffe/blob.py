@@ -1,5 +1,6 @@
 """BlobProto, Caffe's stored array, to and from NumPy, and the mean image (`.binaryproto`): computed, read, written."""
 
+import contextlib
 import os
 from math import prod
 from pathlib import Path
@@ -120,5 +121,6 @@ def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the reason is told already
+            partial.unlink()
     return True

@@ -33,8 +33,10 @@ Floats = npt.NDArray[np.float32]
 def is_hdf5(path: Path) -> bool:
     """Whether `path` is a file that begins like an HDF5 file; False if it cannot be read."""
     try:
+        if not path.is_file():  # to open a FIFO would wait for ever
+            return False
         with path.open("rb") as file:
-            return path.is_file() and file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+            return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
     except (OSError, ValueError):
         return False
 

@@ -20,7 +20,8 @@ from samovar.frontends.caffe.upgrade import layers_of
 
 _NOT_IN_TRAINING = {
     "debug_info": "of a net is for `samovar test` and `samovar caffe test`; training follows the solver's, as in Caffe",
-    "force_backward": "has no effect",
+    "force_backward": "has no effect but that propagate_down is ignored, as in Caffe; there parameters with lr_mult 0 "
+    "count for clip_gradients, too",
 }
 _MAX_NAME_LENGTH = 500  # Caffe knows no limit
 
@@ -104,6 +105,8 @@ def net_from_message(text: TextMessage, level: int | None = None, stages: Sequen
         raise InputError(f"{path}:{text.places.line_of('name')}: name {reason}")
     for spec in layers:
         _check(spec)
+        if net.force_backward:  # Caffe then sends gradients to every bottom
+            spec.message.ClearField("propagate_down")
     level = net.state.level if level is None else level
     stages, warnings = (*net.state.stage, *stages), _warnings(text, layers)
     return CaffeNetDefinition(path, net.name, layers, level, stages, warnings, net.debug_info)

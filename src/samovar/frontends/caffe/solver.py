@@ -1,5 +1,6 @@
 """Caffe's solver file: its nets, its settings, and the same solver for larger steps (`--large-batch`)."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -251,6 +252,12 @@ def _snapshot_prefix(text: TextMessage) -> Path:
         return text.path.with_suffix("")
     written = text.message.snapshot_prefix
     prefix = Path(written)
+    try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            Path(f"{written}_iter_1000000000.solverstate.h5").stat()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        reason, line = getattr(error, "strerror", None) or error, text.places.line_of("snapshot_prefix")
+        raise InputError(f"{text.path}:{line}: snapshot_prefix: {reason}; give a shorter, plain path") from None
     return prefix / text.path.stem if prefix.is_dir() or written.endswith("/") else prefix
 
 

@@ -1,5 +1,6 @@
 """Weights and solver states in HDF5: written, read, and refused where damaged or leading elsewhere."""
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel_hdf5, read_caffemodel, read_stored_net
+from samovar.formats.caffe.hdf5 import is_hdf5
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate_hdf5, read_solverstate
 
 Change = Callable[[h5py.File], None]
@@ -207,6 +209,11 @@ def test_files_of_another_kind(tmp_path: Path, state: SolverState, records: list
     path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     with pytest.raises(InputError, match="file: is not a sound HDF5 caffemodel"):
         read_caffemodel(path)
+
+
+def test_a_pipe_is_no_file_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.h5")
+    assert not is_hdf5(tmp_path / "pipe.h5")
 
 
 def test_names_that_hdf5_cannot_hold() -> None:

@@ -53,6 +53,19 @@ def test_softmax_loss(
     np.testing.assert_allclose(got["d data"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "HingeLoss"])
+def test_whole_numbers_as_scores_are_those_of_floats(net_of: Callable[..., CaffeNet], kind: str) -> None:
+    """In Caffe each blob is of floats."""
+    text = f"""layer {{ name: "label" type: "Input" top: "label" input_param {{ shape {{ dim: 3 }} }} }}
+    layer {{ name: "r" type: "Reshape" bottom: "label" top: "r" reshape_param {{ shape {{ dim: 3 dim: 1 }} }} }}
+    layer {{ name: "c" type: "Concat" bottom: "r" bottom: "r" top: "scores" }}
+    layer {{ name: "loss" type: "{kind}" bottom: "scores" bottom: "label" top: "loss" }}"""
+    net = net_of(text)
+    labels = torch.tensor([0, 1, 1])
+    losses = [net({"label": each}).scalars["loss"] for each in (labels, labels.float())]
+    assert losses[0] == losses[1]
+
+
 def test_the_logarithm_stops_and_the_gradient_does_not(run_layer: RunLayer) -> None:
     got = run_layer(
         'type: "SoftmaxWithLoss" top: "loss"',

@@ -225,13 +225,15 @@ def test_in_place_relu_after_an_inner_product_overwrites(net_of: BuildNet) -> No
     assert [layer.overwrites_bottom for layer in net.layers] == [False, True, False, False]
 
 
-def test_propagate_down_stops_the_gradient(net_of: BuildNet) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+def test_propagate_down_stops_the_gradient_unless_it_is_forced(net_of: BuildNet, forced: bool) -> None:
     text = SMALL.replace('bottom: "c" top: "y"', 'bottom: "c" top: "y" propagate_down: false')
+    text = "force_backward: true\n" * forced + text
     net = net_of(text, INPUTS)
 
     net({"data": torch.ones(2, 2, 5, 6), "label": torch.tensor([0, 1])}).loss.backward()
 
-    assert net.parameter_infos[0].parameter.grad is None
+    assert (net.parameter_infos[0].parameter.grad is not None) == forced
     assert net.parameter_infos[3].parameter.grad is not None
 
 

@@ -78,7 +78,7 @@ class Classification(Layer):
 
     def split(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores as (outer, classes, inner), labels as int64 (outer, 1, inner); both 2-D where inner is 1."""
-        shape = scores.shape
+        shape, scores = scores.shape, scores.float() if not scores.is_floating_point() else scores
         outer, inner = prod(shape[: self.axis]), prod(shape[self.axis + 1 :])
         tail = () if inner == 1 else (inner,)
         if scores.dim() != 2 + len(tail):

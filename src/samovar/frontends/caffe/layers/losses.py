@@ -162,7 +162,7 @@ class HingeLoss(_PairLoss):
         self.is_squared = spec.message.hinge_loss_param.norm == _L2
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = _rows(scores), integers(labels, -1, 1)
+        scores, labels = _rows(scores if scores.is_floating_point() else scores.float()), integers(labels, -1, 1)
         count = scores.shape[1]
         no_class = f"labels are {{least}} to {{most}}, but there are {count} classes, counted from 0"
         signs = self.at_numbers(labels, count, lambda: torch.ones_like(scores).scatter_(1, labels, -1.0), no_class)
