@@ -6,6 +6,7 @@ end, with the number of steps (u32). Versions are differences from those of the 
 (u8), then a number for each chunk; width 0 means one number for all chunks.
 """
 
+import contextlib
 import json
 import struct
 from dataclasses import asdict, dataclass, field
@@ -41,9 +42,13 @@ class LogHead:
 
 
 class OrderWriter(Closing):
-    """A writer of a new file at `path`; use it as a context manager. Raises OSError."""
+    """A writer of a new file at `path`; use it as a context manager.
+
+    Raises OSError at its begin and its `end`, and InputError where a full disk ends it on the way.
+    """
 
     def __init__(self, path: Path, head: LogHead) -> None:
+        self._path = path
         self._file = path.open("wb")
         self._file.write(json.dumps(asdict(head)).encode() + b"\n")
         self._last = np.zeros(head.num_chunks, np.int64)
@@ -52,7 +57,7 @@ class OrderWriter(Closing):
     def step(self, rate_step: int) -> None:
         """Write that a step begins."""
         self._num_steps += 1
-        self._file.write(_STEP + _NUMBER.pack(rate_step))
+        self._write(_STEP + _NUMBER.pack(rate_step))
 
     def read(self, versions: Versions) -> None:
         """Write that the worker read chunks of these versions."""
@@ -65,19 +70,29 @@ class OrderWriter(Closing):
     def end(self) -> None:
         """Write the end: the log is complete."""
         self._file.write(_END + _NUMBER.pack(self._num_steps))
+        self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a log that is not complete, and was refused already
+            self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise InputError(
+                f"{self._path} cannot be written: {error.strerror}; make room there, or train without --record"
+            ) from error
 
     def _versions(self, letter: bytes, versions: Versions) -> None:
         differences = versions - self._last
         self._last = versions.copy()
         if (differences == differences[0]).all():
-            self._file.write(letter + b"\0" + _SAME.pack(int(differences[0])))
+            self._write(letter + b"\0" + _SAME.pack(int(differences[0])))
             return
         largest = int(np.abs(differences).max())
         width = next(width for width in _WIDTHS if largest < 1 << (8 * width - 1))
-        self._file.write(letter + bytes([width]) + differences.astype(f"<i{width}").tobytes())
+        self._write(letter + bytes([width]) + differences.astype(f"<i{width}").tobytes())
 
 
 @dataclass(slots=True)

@@ -134,3 +134,15 @@ def test_a_worker_that_stops_early_lets_the_others_go_on() -> None:
 def test_the_steps_of_a_run_by_each_rule() -> None:
     steps = [90, 120, 61]
     assert [run_steps(rule, steps, master=2) for rule in ("mean", "master", "first")] == [90, 61, 120]
+
+
+def test_a_full_disk_ends_a_record_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    message = r"full cannot be written: No space left on device; make room there, or train without --record"
+    with pytest.raises(InputError, match=message), OrderWriter(tmp_path / "full", HEAD) as writer:
+        _fill(writer)
+
+
+def _fill(writer: OrderWriter) -> None:
+    for step in range(10_000):  # more than a buffer holds
+        writer.step(step)
