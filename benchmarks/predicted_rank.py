@@ -114,14 +114,19 @@ def await_others() -> None:
         pass
 
 
-def main() -> None:
-    job = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    with contextlib.suppress(OSError):  # as root: before the other programs of the machine
-        if job.get("transport") or job.get("emulated_s"):  # threads that share a core would wait for 100 ms there
+def go_first(shares_core: bool) -> None:
+    """As root: before the other programs of the machine. Threads of one core would wait for 100 ms in real time."""
+    with contextlib.suppress(OSError):
+        if shares_core:
             os.setpriority(os.PRIO_PROCESS, 0, -20)
         else:
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    go_first(shares_core=bool(job.get("transport") or job.get("emulated_s")))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     alone, together = Alone(job) if rank == 0 else None, Loop(job)

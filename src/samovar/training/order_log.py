@@ -44,7 +44,7 @@ class LogHead:
 class OrderWriter(Closing):
     """A writer of a new file at `path`; use it as a context manager.
 
-    Raises OSError at its begin and its `end`, and InputError where a full disk ends it on the way.
+    Raises OSError at its begin and its `end`, and InputError if a full disk ends it on the way.
     """
 
     def __init__(self, path: Path, head: LogHead) -> None:
