@@ -165,6 +165,7 @@ void Center::attach(std::uint32_t member, std::uint64_t incarnation) {
   row_ = &row;
   member_ = member;
   incarnation_ = incarnation;
+  name_ = own_name(incarnation);
   auto& used = file_->members_used();
   for (std::uint64_t known = used.load(); known <= member;)
     if (used.compare_exchange_weak(known, member + 1)) break;
@@ -189,8 +190,7 @@ void Center::recover_spare() {
 
 void Center::check_row() const {
   if (row_ == nullptr) throw std::logic_error("the center is not attached: nobody may change it");
-  // Not the name of attach(): the child of a fork has this object, too, and the row is its parent's.
-  if (row_->owner.name.load(std::memory_order_acquire) != own_name(incarnation_))
+  if (row_->owner.name.load(std::memory_order_acquire) != name_)
     throw Fenced("member " + std::to_string(member_) + " is another process by now");
 }
 

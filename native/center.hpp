@@ -104,6 +104,7 @@ class Center {
   CenterRow* row_ = nullptr;
   std::uint32_t member_ = 0;
   std::uint64_t incarnation_ = 0;
+  std::uint64_t name_ = 0;
   std::atomic<std::uint64_t> lost_ns_{0};
 };
 

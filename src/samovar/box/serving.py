@@ -123,8 +123,7 @@ class Service:
         request = Request.unpack(channel.receive(deadline))
         channel.receive_body(np.empty(request.body_bytes, np.uint8), deadline)
         why = f"it has {self.config.most_connections} connections, which is the most it takes; end a member first"
-        text = np.frombuffer(why.encode(), np.uint8)
-        channel.send(Reply.to(request, len(text), Status.FULL).pack(), text, deadline)
+        _refuse(channel, request, why, Status.FULL, deadline)
 
     def close(self) -> None:
         """End all connections, and give up their members' places."""
@@ -291,8 +290,7 @@ class _Connection:
             yield
 
     def _refuse(self, request: Request, error: SamovarError, deadline: Deadline) -> None:
-        text = np.frombuffer(str(error).encode(), np.uint8)
-        self._channel.send(Reply.to(request, len(text), status_of(error)).pack(), text, deadline)
+        _refuse(self._channel, request, str(error), status_of(error), deadline)
 
     def _done(self, request: Request, body: bytes) -> bytes:
         """The answer's text. Raises SamovarError."""
@@ -336,3 +334,8 @@ class _Connection:
             self._place = self._service.attached(attachment, request.member, self._lane, self._channel)
         seat = self._place.seat
         return Welcome(seat.shape, seat.member, seat.token).pack()
+
+
+def _refuse(channel: SecureChannel, request: Request, reason: str, status: Status, deadline: Deadline) -> None:
+    text = np.frombuffer(reason.encode(), np.uint8)
+    channel.send(Reply.to(request, len(text), status).pack(), text, deadline)

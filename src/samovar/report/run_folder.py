@@ -65,15 +65,22 @@ class RunFolder:
     @contextlib.contextmanager
     def writing_order(self, rank: int) -> Iterator[Path]:
         """The same path, to be written. Raises InputError if the disk is full, for example."""
-        try:
-            yield self.order(rank)
-        except OSError as error:
-            raise InputError(
-                f"{self.order(rank)} cannot be written: {error.strerror}; make room there, or train without --record"
-            ) from error
+        with order_is_written(path := self.order(rank)):
+            yield path
 
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
+
+
+@contextlib.contextmanager
+def order_is_written(path: Path) -> Iterator[None]:
+    """Inside, writing fails with an InputError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}; make room there, or train without --record"
+        ) from error
 
 
 def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datetime) -> RunFolder:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from samovar.core.clock import Deadline
-from samovar.core.control_groups import memory_left
 from samovar.core.errors import InputError
+from samovar.core.host import available_bytes
 from samovar.data.cache import CacheSetup
 from samovar.data.order import member_portions
 from samovar.data.reader import BatchReader
@@ -16,7 +16,6 @@ from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
-from samovar.report.host import read_host
 from samovar.report.records import Notice
 from samovar.report.wording import counted
 from samovar.training import build
@@ -51,9 +50,8 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
 
 def require_memory(total: int) -> None:
     """Raise InputError unless `total` bytes leave a tenth of the free memory."""
-    there, left = read_host().memory_available_bytes, memory_left()
-    there = there if left is None else min(there, left)
-    if total > _MOST_OF_MEMORY * there:
+    there = available_bytes()
+    if there is not None and total > _MOST_OF_MEMORY * there:
         raise InputError(
             f"--hold-data: the decoded records take about {total / _MB:,.0f} MB, but {there / _MB:,.0f} MB of memory "
             "are free, and a tenth must stay free; leave it out, or train on a larger machine"

@@ -17,6 +17,7 @@ import numpy as np
 from samovar.box.base import Versions
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError
+from samovar.report.run_folder import order_is_written
 
 _FORMAT = 1
 _NUMBER = struct.Struct("<I")
@@ -77,12 +78,8 @@ class OrderWriter(Closing):
             self._file.close()
 
     def _write(self, data: bytes) -> None:
-        try:
+        with order_is_written(self._path):
             self._file.write(data)
-        except OSError as error:
-            raise InputError(
-                f"{self._path} cannot be written: {error.strerror}; make room there, or train without --record"
-            ) from error
 
     def _versions(self, letter: bytes, versions: Versions) -> None:
         differences = versions - self._last

@@ -1,14 +1,12 @@
 """--hold-data: memory that is not there is refused before any is taken."""
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
 
+from samovar.core import host
 from samovar.core.errors import InputError
 from samovar.data.reader import BatchReader
-from samovar.report.host import read_host
-from samovar.training import opening
 from samovar.training.context import RankContext
 from samovar.training.opening import hold_training_set, require_memory
 
@@ -22,9 +20,8 @@ def test_memory_that_is_not_there_is_refused(
 ) -> None:
     """The least of what is free and what the control group still allows, and a tenth of it stays."""
     limit = None if limit_bytes is None else int(limit_bytes)
-    host = replace(read_host(), memory_available_bytes=int(available_bytes), memory_limit_bytes=64 << 30)
-    monkeypatch.setattr(opening, "read_host", lambda: host)
-    monkeypatch.setattr(opening, "memory_left", lambda: limit)
+    monkeypatch.setattr(host, "text_of", lambda _path: f"MemAvailable: {int(available_bytes) >> 10} kB\n")
+    monkeypatch.setattr(host, "memory_left", lambda _root: limit)
     if fits:
         require_memory(7_000_000_000)
         return

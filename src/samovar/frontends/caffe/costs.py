@@ -53,17 +53,16 @@ class NetCost:
 def costs(net: Net) -> NetCost:
     """Shapes, parameters, multiply-adds and memory of every layer."""
     caffe_net = net.caffe_net
-    shapes: dict[str, Shape] = dict(net.input_shapes)
+    products = _by_layer(caffe_net)
     sizes = {info.name: info.parameter.numel() for info in caffe_net.parameter_infos}
     found = [
         LayerCost(name, "(input)", ((name, shape),), False, 0, 0, _BYTES_PER_VALUE * prod(shape))
-        for name, shape in shapes.items()
+        for name, shape in net.input_shapes.items()
     ]
     for step in caffe_net.steps:
-        layer, inputs = step.layer, [shapes[blob] for blob in step.bottoms]
+        layer = step.layer
         tops = tuple(zip(step.tops, (tuple(shape) for shape in layer.top_shapes), strict=True))
         new = [shape for name, shape in tops if name not in step.bottoms]
-        shapes.update(tops)
         found.append(
             LayerCost(
                 layer.spec.name,
@@ -71,7 +70,7 @@ def costs(net: Net) -> NetCost:
                 tops,
                 is_in_place=bool(tops) and not new,
                 num_parameters=sum(sizes.pop(name, 0) for name in layer.parameter_names),
-                multiply_adds=multiply_adds_of(layer, inputs),
+                multiply_adds=products[layer.spec.name],
                 activation_bytes=_BYTES_PER_VALUE * sum(map(prod, new)),
             )
         )
