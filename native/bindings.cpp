@@ -19,6 +19,7 @@
 
 #include "center_bindings.hpp"
 #include "codec_bindings.hpp"
+#include "interpreter.hpp"
 #include "kernels.hpp"
 #include "layer_bindings.hpp"
 #include "parallel.hpp"
@@ -36,6 +37,7 @@ using samovar::ProgressThread;
 using samovar::Segment;
 using samovar::wait_in_slices;
 using samovar::Window;
+using samovar::WithoutGil;
 
 namespace {
 
@@ -44,7 +46,6 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyBuffer = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using ConstBuffer = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 
 template <typename Number>
 void reduce(Array<Number> destination, const std::vector<Array<const Number>>& sources) {

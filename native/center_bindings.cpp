@@ -15,6 +15,7 @@
 #include "center.hpp"
 #include "center_board.hpp"
 #include "center_queue.hpp"
+#include "interpreter.hpp"
 #include "waiting.hpp"
 
 namespace nb = nanobind;
@@ -25,13 +26,13 @@ using samovar::CenterFile;
 using samovar::CenterQueue;
 using samovar::CenterShape;
 using samovar::ChunkRange;
+using samovar::WithoutGil;
 
 namespace {
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Versions = Array<std::int64_t>;
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 using Post = std::array<std::uint64_t, samovar::kPostWords>;
 
 constexpr std::uint64_t kCloseNs = 60'000'000'000;

@@ -13,16 +13,17 @@
 #include <vector>
 
 #include "codec_kernels.hpp"
+#include "interpreter.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using samovar::WithoutGil;
 using samovar::codec::Kind;
 
 namespace {
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 
 class Codec {
  public:

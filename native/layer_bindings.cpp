@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "interpreter.hpp"
 #include "moment_kernels.hpp"
 #include "pooling_kernels.hpp"
 #include "response_kernels.hpp"
@@ -15,6 +16,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using samovar::WithoutGil;
 using samovar::layers::Beta;
 using samovar::layers::Pool;
 using samovar::layers::PoolAxis;
@@ -22,7 +24,6 @@ using samovar::layers::Response;
 
 namespace {
 
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 using Sizes = std::tuple<std::size_t, std::size_t, std::size_t>;
 using Window = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t>;
 

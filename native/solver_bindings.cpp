@@ -7,10 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "interpreter.hpp"
 #include "solver_kernels.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using samovar::WithoutGil;
 using samovar::solver::Row;
 using samovar::solver::Step;
 
@@ -18,7 +20,6 @@ namespace {
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 
 // Rows of a buffer of `num_elements`: checked once, used at every step.
 class SolverRows {

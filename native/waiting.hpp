@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "interpreter.hpp"
+
 namespace samovar {
 
 // Waits are cut into slices so that Python's signal handlers run while a rank waits.
@@ -23,7 +25,7 @@ auto wait_in_slices(Wait wait, double timeout_s) -> decltype(wait(0)) {
   for (;;) {
     const std::uint64_t slice = std::min(left, kSliceNs);
     {
-      nanobind::gil_scoped_release released;
+      WithoutInterpreter released;
       if (auto result = wait(slice)) return result;
     }
     if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
