@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Protocol, TypeAlias
@@ -133,10 +133,17 @@ class NamedBuffers:
         keys = list(self._descriptors)  # at once: members of other hosts may come meanwhile
         return sorted(key.removeprefix("center/") for key in keys if key.startswith("center/"))
 
-    def create(self, name: str, shape: BufferShape, token: int | None = None) -> Buffer:
+    def create(
+        self,
+        name: str,
+        shape: BufferShape,
+        token: int | None = None,
+        fill: Callable[[Buffer], None] = lambda _buffer: None,
+    ) -> Buffer:
         """A new buffer of zeros, or the existing one of this name and shape. Raises InputError.
 
-        A second attempt with the same `token`, of 63 bits, returns it as new again.
+        A second attempt with the same `token`, of 63 bits, returns it as new again. A new one is there when `fill` has
+        filled it, or not at all.
         """
         token = token or new_token()
         if not _NAME.fullmatch(name):
@@ -152,6 +159,7 @@ class NamedBuffers:
                 made[f"board/{name}"] = create_board(shape.max_members)
                 undone.callback(os.close, made[f"board/{name}"])
                 Board(made[f"board/{name}"]).claim_token(token)
+                fill(Buffer(made[f"center/{name}"], made[f"board/{name}"]))
                 for key, descriptor in made.items():
                     self._memory.put(key, descriptor)
                 undone.pop_all()

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from samovar.box.board import NUM_WORDS
-from samovar.box.buffers import BufferShape, NamedBuffers
+from samovar.box.buffers import Buffer, BufferShape, NamedBuffers
 from samovar.box.endpoints import MOST_BOXES, Endpoints, create_shards, take_shards
 from samovar.box.joining import (
     BoxSeat,
@@ -312,9 +313,7 @@ class Snapshots:
                 continue
             try:
                 content = Content.read(path)
-                self._buffers.create(name, content.shape)
-                with self._buffers.held(name) as buffer, mapped_seat(buffer) as session:
-                    content.fill(session, Deadline.after(TIMEOUT_S))
+                self._buffers.create(name, content.shape, fill=partial(_fill, content))
             except SamovarError as error:
                 self._tell(f"not loaded: {error}")
             else:
@@ -330,14 +329,19 @@ class Snapshots:
                 self.write()
             except OSError as error:
                 self._failure = f"--box-snapshot {self._folder}: nothing can be written ({error.strerror}); make room"
-            except SamovarError as error:  # dropped this moment, say
-                self._failure = f"--box-snapshot {self._folder}: {error}"
+            except (SamovarError, MemoryError) as error:  # dropped this moment, say
+                self._failure = f"--box-snapshot {self._folder}: {str(error) or 'memory is short'}"
             if self._failure and not is_over:
                 with suppress(OSError):  # nobody reads it any more
                     self._tell(self._failure)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
+
+
+def _fill(content: Content, buffer: Buffer) -> None:
+    with mapped_seat(buffer) as session:
+        content.fill(session, Deadline.after(TIMEOUT_S))
 
 
 def _locked_folder(folder: Path) -> int:

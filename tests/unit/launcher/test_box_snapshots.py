@@ -6,10 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from samovar.box.buffers import BufferShape, NamedBuffers
+from samovar.box.joining import mapped_seat
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
+from samovar.launcher import box_files
 from samovar.launcher.box_files import Content, Snapshots
 
 SELDOM_S = 1e6
@@ -68,6 +72,58 @@ def test_what_a_killed_server_left_unfinished_is_not_in_the_way(memory: Memory, 
     buffers.close()
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["copy.safetensors"]
     assert not left.exists()
+
+
+def test_a_buffer_that_was_not_filled_does_not_replace_its_file(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next server would take the zeros for what members had written since the last save: also after a kill."""
+    first = NamedBuffers(memory)
+    with Snapshots(first, tmp_path, SELDOM_S, print):
+        first.create("copy", BufferShape(100))
+        with first.held("copy") as buffer, mapped_seat(buffer) as session:
+            session.center.write(np.ones(100, np.float32), Deadline.after(30.0))
+    first.close()
+    for name in list(memory.kept):
+        memory.discard(name)  # the machine was started again: the file is all that is left
+
+    def fill(*_arguments: object) -> None:
+        assert not memory.kept
+        raise SamovarError("no seat is free")
+
+    second = NamedBuffers(memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(Content, "fill", fill)
+        with Snapshots(second, tmp_path, SELDOM_S, print):
+            assert second.names() == []
+    second.close()
+    third = NamedBuffers(memory)
+    with Snapshots(third, tmp_path, SELDOM_S, print):
+        pass
+    third.close()
+    assert Content.read(tmp_path / "copy.safetensors").arrays["center"].tolist() == [1.0] * 100
+
+
+def test_a_save_that_finds_no_memory_is_told_and_made_again(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed, told = threading.Event(), []
+
+    def read(*_arguments: object) -> None:
+        raise MemoryError
+
+    def tell(text: str) -> None:
+        told.append(text)
+        has_failed.set()
+
+    buffers = NamedBuffers(memory)
+    buffers.create("copy", BufferShape(100))
+    with Snapshots(buffers, tmp_path, 0.001, tell), monkeypatch.context() as patched:
+        patched.setattr(box_files, "read_mapped", read)
+        assert has_failed.wait(30.0)
+    buffers.close()
+    assert told[0].endswith(": memory is short")
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["copy.safetensors"]
 
 
 @pytest.fixture
