@@ -100,6 +100,20 @@ def test_workers_share_a_center_behind_the_described_network(folder: Path, strat
     assert len(weights(folder, 4, *flags, strategy=strategy, settings=settings)) == 1
 
 
+def test_a_profile_of_emulated_steps_is_not_written(folder: Path) -> None:
+    """The same program reads the file again: each run would sleep for longer than the one before."""
+    (folder / "loop.py").write_text(
+        LOOP.replace("    for _", '    replica.profile("profile.json", steps=2)\n    for _')
+    )
+    before = (folder / "profile.json").read_bytes()
+    flags = ("--emulate", "cluster.toml", "--profile", "profile.json")
+    ended = succeed(
+        "run", "-n", 2, "--oversubscribe", *flags, "loop.py", "sync", "{}", folder=folder, forks_scripts=True
+    )
+    assert "no profile: these steps take the time of an emulated cluster" in ended.errors
+    assert (folder / "profile.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -244,7 +244,9 @@ class ReplicaFigures:
         """Measure the next steps for a profile, on rank 0."""
         if self._profile is not None:
             raise SamovarError("profile(): the steps of another profile are not over; call it later")
-        if self._rank == 0:
+        if self._rank == 0 and self._emulated is not None:
+            say("no profile: these steps take the time of an emulated cluster")
+        elif self._rank == 0:
             self._profile = begun()
 
     def see_workers(self, step: int, rows: Callable[[], Mapping[int, Row]], *, is_finished: bool) -> None:

@@ -17,7 +17,9 @@ from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.collectives.cost import require_messages
 from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice
+from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.launch.limits import require_room
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
 from samovar.predict.kept import Kept
@@ -35,7 +37,7 @@ _MOST_WORKERS = 4096
 _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
 _WORKERS = "1..128 (doubled each time), or 2,6,12."
 _SHAPE = "Shape of an input whose data is not here. May be repeated."
-_THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
+_THREADS = "Compute threads of a worker that is timed here. Default: the cores, divided by a node's workers."
 _RECIPE = "auto: as `samovar train`; shares the batch."
 _STRATEGY = "all, or names with commas."
 
@@ -61,7 +63,7 @@ class ClusterFlags(NamedTuple):
 
     cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names())] = HERE
     workers: Annotated[str, flags.WORKERS("RANGE", _WORKERS)] = "1..16"
-    threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True)] = None
+    threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True, min=1)] = None
 
 
 class AnswerFlags(NamedTuple):
@@ -149,6 +151,10 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
     # What needs torch is imported when it is asked for: a profile does without.
     nets = load("samovar.files.net_profile")
     is_timed = cluster.worker.speed is None
+    if threads is not None:
+        require_room("--threads-per-worker", 1, threads, None)
+    if threads is None and cluster.node.workers > 1:
+        threads = max(1, num_available_cpus() // cluster.node.workers)
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
     timed, samples, passes = nets.net_profile(

@@ -20,7 +20,11 @@ _PORTS = {"duplex": Ports.DUPLEX, "half-duplex": Ports.SHARED, "unlimited": Port
 FIRST_NODE, OWN_NODES = "first node", "own nodes"
 _MOST_BYTES = 1 << 16  # of a file that describes a machine
 _MOST, _MOST_WHOLE = 1e15, 1 << 20
-_NEEDED = {"oversubscription": "nodes", "slow_factor": "slow_every", "slow_every": "slow_factor"}
+_NEEDED: Mapping[str, Mapping[str, str]] = {
+    "rack": dict.fromkeys(("oversubscription", "latency"), "nodes"),
+    "node": dict.fromkeys(("bandwidth", "latency", "overhead"), "workers"),
+    "worker": {"slow_factor": "slow_every", "slow_every": "slow_factor"},
+}
 
 
 def _of(kind: str, default: Any, least: float = 0.0) -> Any:
@@ -229,7 +233,8 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
     between = "1 Gbit/s between them" if links is None else "links as measured"
     return Cluster(
         f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), {between}",
-        f"inside a node: samovar doctor; between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
+        f"inside a node: {'assumed' if record == NOMINAL else 'samovar doctor'}; "
+        f"between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
         WorkerSpec(memory=memory, crowded_factor=crowded, spare_core=False),
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
         NetworkSpec(125e6, 50e-6, 10e-6) if links is None else _network(links),
@@ -269,7 +274,7 @@ def _part(section: str, kind: type[_Part], values: object) -> _Part:
     for name in values:
         if name not in fields:
             raise ValueError(f"[{section}] has an unknown {name!r}; {nearest(name, list(fields))}")
-        if (other := _NEEDED.get(name, name)) not in values:
+        if (other := _NEEDED.get(section, {}).get(name, name)) not in values:
             raise ValueError(f"[{section}] {name} has no effect without {other}; give both")
     found = {}
     for name, value in values.items():

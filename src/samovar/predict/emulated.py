@@ -50,7 +50,8 @@ def emulated(
 
 def _require_room(cluster: Cluster, num_workers: int, here: CalibrationRecord) -> None:
     """Raises InputError if links are faster than memory here."""
-    links = (cluster.network, cluster.num_nodes(num_workers)), (cluster.node, num_workers)
+    inside = num_workers if cluster.node.workers > 1 else 0
+    links = (cluster.network, cluster.num_nodes(num_workers)), (cluster.node, inside)
     for link, count in links:
         if link.bandwidth == math.inf or count < 2:
             continue

@@ -213,9 +213,9 @@ def taught(
     if alone is None or not subjects:
         raise InputError("--learn: the digits are too few for these workers; add a smaller number to --workers")
     num_workers, subject = subjects[-1]
-    work, machine = question.work(1), question.cluster.machine
+    work = question.work(1)
     learns = learned(Lesson(StrategyConfig(), question.cluster, work, 1), alone)
-    rows = [Taught(ALONE, 1, machine.compute_s(0, work.step_s), learns)]
+    rows = [Taught(ALONE, 1, work.alone_s(question.cluster), learns)]
     for one in found:
         if one.workers == num_workers:
             tell(one.strategy, num_workers)

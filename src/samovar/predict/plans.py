@@ -24,6 +24,7 @@ _BETWEEN_NODES = ("halving-doubling", "kary-tree", "tree", "ring")
 TWO_LEVEL = "two-level"
 _WORTH_TRYING = 0.9  # a plan with many messages is tried if it may take that part of the time of the best so far
 _ELEMENTS_OF_A_WORKER = 64
+_MOST_OF_A_RING = 256  # workers; its messages grow with their square, and are compared no further
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Plans:
         """Of all plans that can run there, the fastest first."""
         size = self._cluster.node.workers
         unfit = {TWO_LEVEL} if size == 1 else set()
+        unfit |= {"ring"} if self._num_workers > _MOST_OF_A_RING else set()
         names = [
             name for name in ALL_REDUCE_NAMES if name not in unfit | ({"direct"} if self._num_workers > size else set())
         ]

@@ -220,7 +220,7 @@ def _prediction(
     question: Question, name: str, work: Work, num_workers: int, outcome: SimulatedSteps, ideal: SimulatedSteps | None
 ) -> Prediction:
     alone = question.work(1)
-    alone_s = question.cluster.machine.compute_s(0, alone.step_s)
+    alone_s = alone.alone_s(question.cluster)
     speed_up = outcome.samples_per_s * alone_s / alone.batch_size
     exposed_s = outcome.exposed_s
     slower_s = min(exposed_s, ideal.exposed_s) if ideal is not None else 0.0

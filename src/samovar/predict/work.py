@@ -6,7 +6,7 @@ And data or model parallelism for each layer, from the bytes that each would sen
 from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
-from samovar.predict.cluster import WorkerSpec
+from samovar.predict.cluster import Cluster, WorkerSpec
 from samovar.report.profile import LayerProfile, Profile, flops_of
 
 # How often a layer without products goes over its output, forward and backward.
@@ -52,6 +52,11 @@ class Work:
     def step_s(self) -> float:
         """Of a worker alone."""
         return self.forward_s + self.backward_s + self.update_s
+
+    def alone_s(self, cluster: Cluster) -> float:
+        """The mean step of one worker that never exchanges."""
+        jitter_s = cluster.worker.jitter / 2 * (self.forward_s + self.backward_s)
+        return cluster.machine.compute_s(0, self.step_s + jitter_s)
 
     @property
     def num_parameters(self) -> int:

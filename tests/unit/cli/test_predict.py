@@ -116,6 +116,7 @@ def test_pictures(net: str, tmp_path: Path) -> None:
         (("--collective", "direct"), "collective: direct needs memory that all ranks map"),
         (("--transport", "mpi"), "--transport mpi: the cluster says how bytes travel"),
         (("--threads-per-worker", "2"), "are for a net that is timed here"),
+        (("--threads-per-worker", "0"), "greater than or equal to 1"),
         (("--strategy", "sync", "--sync-period", "4"), "none of sync has this setting"),
         (("--batch", "4", "--batch-mode", "global", "--workers", "8"), "8 workers have less than a sample each"),
     ],
@@ -124,6 +125,25 @@ def test_refusals(net: str, words: tuple[str, ...], said: str, capsys: pytest.Ca
     source = ("--profile", net) if words else ()
     assert asked(*source, *words) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_cluster_speed_that_does_not_count_is_told(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`replica.profile` counts no products."""
+    assert asked("--profile", net, "--cluster", "aws-p3-16xlarge", "--workers", "1", "--strategy", "sync") == 0
+    assert "computation: the profile's seconds, whatever the cluster's speed" in capsys.readouterr().out
+
+
+def test_a_worker_is_timed_with_its_share_of_the_cores(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "many.toml").write_text('title = "many workers"\n[node]\nworkers = 4096\n')
+    words = ("--net", "net.prototxt", "--cluster", "many.toml", "--workers", "1", "--strategy", "sync", "--json")
+    command = [sys.executable, "-P", "-m", "samovar.cli.entry", "predict", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert "threads: 1," in json.loads(done.stdout)["profile"]
+    command += ["--threads-per-worker", "100000"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "--threads-per-worker" in done.stderr
 
 
 def test_made_up_inputs_are_valid_classes_and_words(tmp_path: Path) -> None:

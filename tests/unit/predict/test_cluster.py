@@ -105,6 +105,8 @@ def test_what_is_left_out_costs_nothing() -> None:
         ('title = "a"\n[worker]\nspare_core = 1', "spare_core is 1; give true or false"),
         ('title = "a"\n[rack]\noversubscription = 4', "oversubscription has no effect without nodes"),
         ('title = "a"\n[worker]\nslow_factor = 4', "slow_factor has no effect without slow_every"),
+        ('title = "a"\n[node]\nbandwidth = "1 Mbit/s"', r"\[node\] bandwidth has no effect without workers"),
+        ('title = "a"\n[rack]\nlatency = "1 us"', r"\[rack\] latency has no effect without nodes"),
         (f'title = "a"\n[node]\nworkers = 1{"0" * 400}', "give a number"),
         ('title = "a"\n[worker]\nslow_every = 10_000_000_000\nslow_factor = 2', "give at most 1,048,576"),
         ('title = "a"\nrack = 16', r"rack is 16; it is a section, \[rack\]"),

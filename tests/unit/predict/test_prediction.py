@@ -7,7 +7,7 @@ import pytest
 
 from samovar.collectives.plans import ring_all_reduce
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
-from samovar.predict.plans import Plans, all_reduce_s, whole_powers
+from samovar.predict.plans import Plans, all_reduce_s, plans_for, whole_powers
 from samovar.predict.prediction import COMPUTATION, Question, Runs, least_periods, predicted, verdicts
 from samovar.predict.runs import SharingChoice, run
 from samovar.report.profile import LayerProfile, Profile
@@ -110,6 +110,18 @@ def test_where_all_workers_are_slow_so_is_the_one_they_are_compared_with() -> No
     rows = predicted(asked(cluster, "local-sgd", 1, 4))
     assert rows[0].speed_up == pytest.approx(1.0)
     assert rows[1].efficiency > 0.9
+
+
+def test_jitter_slows_the_worker_that_all_are_compared_with_too() -> None:
+    cluster = Cluster("free", worker=WorkerSpec(jitter=0.5))
+    (alone,) = predicted(asked(cluster, "async-easgd", 1))
+    assert alone.speed_up == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_ring_of_many_workers_is_not_compared() -> None:
+    names = {one.name for one in plans_for(CLUSTER, 257).costs(1 << 20)}
+    assert "ring" not in names
+    assert "ring" in {one.name for one in plans_for(CLUSTER, 8).costs(1 << 20)}
 
 
 def test_an_uplink_of_a_rack_is_named() -> None:
