@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from samovar.core.machine import CalibrationRecord
+from samovar.core.plain import as_number
 from samovar.data.databases import split_database
 from samovar.data.stream import PREFETCHED_BATCHES
 from samovar.strategies.catalog import STRATEGIES
@@ -327,6 +328,7 @@ def test_doctor_measures_the_links_and_auto_stands_on_its_figures(solver: Path, 
     assert abs(link["clock_ahead_s"]) < 1.0  # it is this machine's own
     figures = CalibrationRecord.load(saved).transports["tcp"]
     assert figures.sleeping_latency_s == link["figures"]["sleeping_latency_s"]
+    assert figures.processing_bytes_per_s == as_number(link["figures"]["processing_bytes_per_s"])
     with started(tmp_path, (1, 1), "--solver", solver, "--calibration", saved, "--overlap", "backward") as run_:
         run_.succeed()
 

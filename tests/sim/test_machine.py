@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -50,6 +51,47 @@ def test_a_message_that_meets_nobody_takes_alpha_and_its_bytes() -> None:
     found = arrivals(MachineModel(LINK), 2, {0: [1]})
     assert found == {(0, 1): pytest.approx(LATENCY_S + OCCUPIED_S)}
     assert LINK.message_s(NUM_BYTES) == pytest.approx(LATENCY_S + OCCUPIED_S)
+
+
+PROCESSED_S = 5.0
+CORES = MachineModel(LINK, processing_bytes_per_s=NUM_BYTES / PROCESSED_S, spare_cores=False)
+
+
+def test_a_message_is_there_when_the_slower_of_its_link_and_its_cores_is_done() -> None:
+    assert arrivals(CORES, 2, {0: [1]}) == {(0, 1): pytest.approx(LATENCY_S + PROCESSED_S)}
+    fast = MachineModel(LINK, processing_bytes_per_s=NUM_BYTES / 0.1)
+    assert arrivals(fast, 2, {0: [1]}) == {(0, 1): pytest.approx(LATENCY_S + OCCUPIED_S)}
+
+
+def test_a_core_does_what_it_sends_and_what_it_receives_one_after_the_other() -> None:
+    found = arrivals(CORES, 2, {0: [1], 1: [0]})
+    assert found == {(0, 1): pytest.approx(2 * PROCESSED_S), (1, 0): pytest.approx(2 * PROCESSED_S)}
+
+
+@pytest.mark.parametrize("work", ["compute", "reduce"])
+def test_messages_take_their_time_from_the_computation_of_their_core(work: str) -> None:
+    """Both ranks compute for 4 s: the sender from the time zero, the receiver when the first byte comes."""
+    machine = replace(CORES, reduce_bytes_per_s=3 * NUM_BYTES / 4.0)
+
+    def program(transport: SimTransport) -> float:
+        window = transport.open_window("data", 4 * NUM_BYTES, 1)
+        rows = window.local.view(np.float32).reshape(4, -1)
+        if transport.group.rank == 0:
+            window.put(1, 0, rows[0], Notification(0, 1))
+        else:
+            transport.sleep(LATENCY_S)
+        if work == "compute":
+            transport.compute(4.0)
+        else:
+            transport.reduce(rows[1], [rows[2], rows[3]])
+        return transport.now_s
+
+    def ends(machine: MachineModel) -> list[float]:
+        return simulate(program, 2, SimConfig(machine=machine)).results
+
+    assert ends(machine) == [pytest.approx(4.0 + PROCESSED_S), pytest.approx(LATENCY_S + 4.0 + PROCESSED_S)]
+    assert ends(replace(machine, spare_cores=True)) == [4.0, LATENCY_S + 4.0]
+    assert ends(replace(machine, ranks_per_host=2, host_link=LINK)) == [4.0, LATENCY_S + 4.0]
 
 
 def test_a_rank_sends_one_message_after_the_other() -> None:

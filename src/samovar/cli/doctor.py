@@ -89,6 +89,7 @@ def _show_links(links: Sequence[HostLinkFigures]) -> None:
         rows += [
             (f"to {link.host}: put + notify", _microseconds(link.figures.sleeping_latency_s)),
             (f"to {link.host}: put, MB/s", sizes),
+            (f"to {link.host}: of a core, MB/s", f"{link.figures.processing_bytes_per_s / 1e6:,.0f} sent or received"),
             (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
         ]
     show_facts(console, "Between hosts", rows)

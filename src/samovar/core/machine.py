@@ -15,6 +15,10 @@ the uplinks of both racks, for overhead_s + n / bandwidth_bytes_per_s of the upl
 pace of the slowest port. Not modelled: back-pressure of a busy receiver, routes between racks, and packets of several
 messages that alternate on a port.
 
+A core sends and receives messages between hosts: each takes n / processing_bytes_per_s of its sender's core, and as
+much of its receiver's. It has left, and has arrived, no earlier than these cores are done with all that came before.
+A core that also computes does the messages first, and so computes for longer.
+
 References: Hockney, The communication challenge for MPP, 1994; Alexandrov et al., LogGP, 1995.
 """
 
@@ -83,6 +87,7 @@ class MachineModel:
 
     Messages between hosts go over `link` and share their host's port; messages inside a host go over
     `host_link` and use a port of their rank's own. Messages between `racks` share these racks' uplinks, too.
+    With `spare_cores` a rank does not compute on the core that does its messages.
     """
 
     link: Link = field(default_factory=Link)
@@ -92,9 +97,12 @@ class MachineModel:
     reduce_bytes_per_s: float = math.inf
     compute_factors: tuple[float, ...] = ()
     racks: Racks | None = None
+    processing_bytes_per_s: float = math.inf
+    spare_cores: bool = True
 
     def __post_init__(self) -> None:
         assert self.ranks_per_host > 0, self
+        assert self.processing_bytes_per_s > 0.0, self
         assert self.reduce_bytes_per_s > 0.0, self
         assert all(factor > 0.0 for factor in self.compute_factors), self
 
@@ -122,13 +130,14 @@ class TransportFigures:
 
     A latency is from the call that puts 64 bytes and notifies until the other rank continues. The other rank spins on
     its own core, sleeps there, or shares a core with the first. `bandwidth` has pairs (bytes of a message, bytes per
-    second) of puts into another rank's memory, sizes rising.
+    second) of puts into another rank's memory, sizes rising. A core sends or receives `processing_bytes_per_s`.
     """
 
     spinning_latency_s: float
     sleeping_latency_s: float
     shared_core_latency_s: float
     bandwidth: tuple[tuple[int, float], ...]
+    processing_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         _require_positive(self, ("spinning_latency_s", "sleeping_latency_s", "shared_core_latency_s"))
@@ -137,6 +146,8 @@ class TransportFigures:
             raise ValueError(f"bandwidth has the sizes {sizes}; they must rise from at least 1")
         if not all(math.isfinite(rate) and rate > 0 for _, rate in self.bandwidth):
             raise ValueError("bandwidth has a rate that is not a positive number")
+        if not self.processing_bytes_per_s > 0:
+            raise ValueError(f"processing_bytes_per_s is {self.processing_bytes_per_s}; it must be positive")
 
     def bandwidth_at(self, num_bytes: int) -> float:
         """Bytes per second of messages of that size: linear in the logarithm between sizes, flat beyond."""

@@ -1,14 +1,18 @@
 """`samovar doctor --nodes`: the links between hosts, measured by the transport that `samovar train --nodes` uses."""
 
+import math
+import os
 import socket
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from samovar.core.clock import Deadline
+from samovar.core.host import busy_seconds
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launcher.hosts import own_versions
@@ -17,7 +21,8 @@ from samovar.transports.keys import key_path, read_key
 from samovar.transports.tcp import TcpTransport
 
 SIZES = tuple(1 << power for power in range(12, 25, 2))  # 4 KiB to 16 MiB
-_NUM_PINGS, _NUM_PUTS = 200, 5
+_NUM_PINGS, _NUM_PUTS, _NUM_LOOKS = 200, 5, 4
+_REST_S = 0.5
 _PARTING_S = 15.0
 
 
@@ -45,11 +50,12 @@ def measure_hosts(place: HostPlace, timeout_s: float) -> tuple[Met, tuple[HostLi
         window = transport.open_window("doctor", SIZES[-1], len(met.hosts.hosts))
         found = []
         for peer in range(1, len(met.hosts.hosts)):
-            pings = Pings(window, peer, peer if met.number == 0 else 0, partial(Deadline.after, timeout_s), time.time)
+            other, deadline = peer if met.number == 0 else 0, partial(Deadline.after, timeout_s)
+            pings = Pings(window, peer, other, deadline, time.time, partial(_busy_s, os.sched_getaffinity(0)))
             if met.number == 0:
                 found.append(_figures(pings, met.hosts.hosts[peer].name))
             elif met.number == peer:
-                pings.answer(_NUM_PINGS + _NUM_PUTS * len(SIZES))
+                pings.answer(_NUM_PINGS + _NUM_PUTS * (len(SIZES) + 1) + _NUM_LOOKS)
         transport.close(Deadline.after(_PARTING_S))
     except BaseException:
         met.close()
@@ -62,11 +68,31 @@ def _figures(pings: Pings, name: str) -> HostLinkFigures:
     latency_s = statistics.median(seconds for seconds, _ in found) / 2
     bandwidth = []
     for size in SIZES:
-        source = np.zeros(size, np.uint8)
-        seconds = min(pings.put(source) for _ in range(_NUM_PUTS))
+        seconds = min(_puts(pings, size))
         bandwidth.append((size, size / max(seconds - latency_s, seconds / 2)))
-    figures = TransportFigures(latency_s, latency_s, latency_s, tuple(bandwidth))
+    figures = TransportFigures(latency_s, latency_s, latency_s, tuple(bandwidth), _processing_bytes_per_s(pings))
     return HostLinkFigures(name, figures, min(found)[1])
+
+
+def _puts(pings: Pings, size: int) -> list[float]:
+    source = np.zeros(size, np.uint8)
+    return [pings.put(source) for _ in range(_NUM_PUTS)]
+
+
+def _processing_bytes_per_s(pings: Pings) -> float:
+    """Bytes by the seconds for which they keep cores of both hosts busy, besides what does so anyway."""
+    before_s = pings.used_s()
+    time.sleep(_REST_S)
+    idle = (pings.used_s() - before_s) / _REST_S
+    before_s = pings.used_s()
+    taken_s = sum(_puts(pings, SIZES[-1]))
+    busy_s = pings.used_s() - before_s - idle * taken_s
+    return 2 * _NUM_PUTS * SIZES[-1] / busy_s if busy_s > 0 else math.inf
+
+
+def _busy_s(cpus: Iterable[int]) -> float:
+    """Of the cores that this process may use: sending and receiving takes time of the system, too."""
+    return sum(busy_seconds(cpus).values())
 
 
 def with_links(record: CalibrationRecord, links: tuple[HostLinkFigures, ...]) -> CalibrationRecord:
@@ -74,5 +100,6 @@ def with_links(record: CalibrationRecord, links: tuple[HostLinkFigures, ...]) ->
     latency_s = max(link.figures.sleeping_latency_s for link in links)
     rates = zip(*(link.figures.bandwidth for link in links), strict=True)
     bandwidth = tuple((pairs[0][0], min(rate for _, rate in pairs)) for pairs in rates)
-    figures = TransportFigures(latency_s, latency_s, latency_s, bandwidth)
+    processing = min(link.figures.processing_bytes_per_s for link in links)
+    figures = TransportFigures(latency_s, latency_s, latency_s, bandwidth, processing)
     return replace(record, transports={**record.transports, "tcp": figures})

@@ -78,12 +78,17 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class NetworkSpec:
-    """The port of each node. `overhead` keeps it from the next message, `latency` does not."""
+    """The port of each node. `overhead` keeps it from the next message, `latency` does not.
+
+    A core sends or receives `processing` bytes a second, both directions together. A worker without a spare core
+    computes for longer meanwhile.
+    """
 
     bandwidth: float = _of(units.BANDWIDTH, math.inf, 1.0)
     latency: float = _of(units.SECONDS, 0.0)
     overhead: float = _of(units.SECONDS, 0.0)
     ports: str = _choice("duplex", *_PORTS)
+    processing: float = _of(units.BANDWIDTH, math.inf, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,8 @@ class Cluster:
             worker.memory,
             slow,
             self._racks(),
+            network.processing,
+            worker.spare_core,
         )
 
     def _racks(self) -> Racks | None:
@@ -246,7 +253,8 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
 def _network(figures: TransportFigures) -> NetworkSpec:
     """The bandwidth is that of large messages, and small ones take the overhead besides."""
     (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
-    return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
+    overhead_s = max(0.0, size / rate - size / bandwidth)
+    return NetworkSpec(bandwidth, figures.sleeping_latency_s, overhead_s, processing=figures.processing_bytes_per_s)
 
 
 def _presets() -> Traversable:

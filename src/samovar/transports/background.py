@@ -60,7 +60,7 @@ class Background:
     After one failed, all fail, unless jobs are `independent`.
 
     Jobs of which each waits for its like on another rank end, however few threads there are, where all ranks submit
-    them in one order. A job that looks at `is_closed` every now and then keeps nobody waiting at the end.
+    them in one order. A job ends soon after `close` if it looks at `is_closed` every now and then.
     """
 
     def __init__(self, name: str, most_threads: int = 1, *, independent: bool = False) -> None:

@@ -17,7 +17,7 @@ from samovar.transports.tcp import TcpTransport, TcpWindow
 from samovar.transports.tcp_memory import PrivateMemory, SharedMemory
 from samovar.transports.tcp_service import TcpConfig
 
-_LINE_BYTES, _NUM_PINGS = 64, 50
+_LINE_BYTES, _NUM_PINGS, _LEAD_AT = 64, 50, 16
 _NOTE_BYTES = 128
 _SHOW_EVERY_S, _SHOWN_BYTES_PER_S = 0.1, 1e5
 
@@ -168,14 +168,23 @@ class LastingWindow(HostsWindow):
 
 
 class Pings:
-    """Messages there and back between two ranks by slot `slot` of `window`, which no other pair of ranks uses."""
+    """Messages there and back between two ranks by slot `slot` of `window`, which no other pair of ranks uses.
+
+    An answer tells the peer's clock, and its `used_s`.
+    """
 
     def __init__(
-        self, window: Window, slot: int, peer: int, deadline: Callable[[], Deadline], clock_s: Callable[[], float]
+        self,
+        window: Window,
+        slot: int,
+        peer: int,
+        deadline: Callable[[], Deadline],
+        clock_s: Callable[[], float],
+        used_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._window, self._slot, self._peer = window, slot, peer
-        self._deadline, self._clock_s = deadline, clock_s
-        self._answer = window.local[:8].view(np.float64)
+        self._deadline, self._clock_s, self._used_s = deadline, clock_s, used_s
+        self._answer = window.local[:16].view(np.float64)
         self._count = 0
 
     def put(self, source: Array) -> float:
@@ -191,12 +200,18 @@ class Pings:
         seconds = self.put(np.zeros(_LINE_BYTES, np.uint8))
         return seconds, float(self._answer[0]) - (before_s + seconds / 2)
 
+    def used_s(self) -> float:
+        """Of both, now."""
+        self.ping()
+        return self._used_s() + float(self._answer[1])
+
     def answer(self, count: int) -> None:
-        """Answer `count` messages of the peer, each with this clock."""
+        """Answer `count` messages of the peer."""
         for _ in range(count):
             self._count += 1
             self._wait()
-            self._window.put(self._peer, 0, np.array([self._clock_s()]), Notification(self._slot, self._count))
+            told = np.array([self._clock_s(), self._used_s()])
+            self._window.put(self._peer, 0, told, Notification(self._slot, self._count))
 
     def _send(self, source: Array) -> None:
         self._count += 1
@@ -219,7 +234,7 @@ class HostClocks:
         self._rank, self._hosts, self._deadline = transport.group.rank, hosts, deadline
         self._done = len(hosts)  # a slot: rank 0 has told the lead
         self._window = transport.open_window("clocks", _LINE_BYTES, self._done + 1)
-        self._lead_s = self._window.local[8:16].view(np.float64)
+        self._lead_s = self._window.local[_LEAD_AT : _LEAD_AT + 8].view(np.float64)
         speakers = [host.ranks[0] for host in hosts]
         self._pings = {
             number: Pings(self._window, number, speaker if self._rank == 0 else 0, deadline, clock_s)
@@ -238,7 +253,7 @@ class HostClocks:
                 continue
             lead = np.array([min(pings.ping() for _ in range(_NUM_PINGS))[1]])
             for rank in self._hosts[number].ranks:
-                self._window.put(rank, 8, lead, Notification(self._done, self._count))
+                self._window.put(rank, _LEAD_AT, lead, Notification(self._done, self._count))
         if self._rank in self._hosts[0].ranks:
             return 0.0
         self._window.wait(self._done, self._count, 0, self._deadline())

@@ -84,6 +84,27 @@ def test_an_exchange_behind_a_period_costs_nothing_until_it_is_longer() -> None:
     assert found.step_s == pytest.approx(6 * (LATENCY_S + 2 * NUM_BYTES / BANDWIDTH), rel=1e-2)
 
 
+@pytest.mark.parametrize("strategy", ["sync", "sync-easgd"])
+def test_without_a_spare_core_an_exchange_takes_its_time_from_the_computation(strategy: str) -> None:
+    """In a ring of two each sends and receives all bytes once."""
+    processing, period = 1e9, 4
+    settings = {"sync_period_steps": period, "overlap": "period"} if strategy == "sync-easgd" else {"overlap": "none"}
+    processed_s = 2 * NUM_BYTES / processing
+
+    def step_s(*, spare_core: bool) -> float:
+        network = NetworkSpec(BANDWIDTH, LATENCY_S, processing=processing)
+        cluster = Cluster("busy", worker=WorkerSpec(spare_core=spare_core), network=network)
+        (found,) = predicted(asked(cluster, strategy, 2, collective="ring", **settings))
+        return found.step_s
+
+    if strategy == "sync":  # which computes nothing meanwhile
+        assert step_s(spare_core=False) == pytest.approx(STEP_S + processed_s, rel=0.02)
+        assert step_s(spare_core=True) == pytest.approx(STEP_S + processed_s, rel=0.02)
+    else:
+        assert step_s(spare_core=False) == pytest.approx(STEP_S + processed_s / period, rel=0.02)
+        assert step_s(spare_core=True) == pytest.approx(STEP_S, rel=0.02)
+
+
 def test_a_server_serves_as_many_as_its_link_can() -> None:
     server = ServerSpec("own nodes", 1, 1e12)
     cluster = replace(CLUSTER, server=server)

@@ -90,7 +90,7 @@ def simulated_arrivals(
 ) -> list[float]:
     scheduler = Scheduler(Random(0))
     hosts = [*(machine.host(rank) for rank in range(world_size)), *server_hosts]
-    network = Network(scheduler, machine, hosts, Random(0), 0.0)
+    network = Network(scheduler, machine, hosts, len(hosts), Random(0), 0.0)
     arrivals = [0.0] * len(messages)
 
     def note(number: int) -> Callable[[], None]:

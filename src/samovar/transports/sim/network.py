@@ -23,8 +23,9 @@ HeldSeconds: TypeAlias = Callable[[int, int, float], float]
 class SimMessage:
     """Something that is on its way from a place to another: a rank, or a server behind all ranks."""
 
-    __slots__ = ("destination", "lane", "num_bytes", "occupied_s", "receiving_port", "source")
+    __slots__ = ("destination", "lane", "left_s", "num_bytes", "occupied_s", "receiving_port", "source")
     lane: "Lane"
+    left_s: float
     receiving_port: int
 
     def __init__(self, source: int, destination: int, num_bytes: int) -> None:
@@ -42,19 +43,46 @@ class SimMessage:
         return (0, 0, 0, 0)
 
 
+@dataclass(slots=True, kw_only=True)
+class Occupied:
+    """Something that does one thing after the other: it was given work for `given_s`, until the moment `until_s`."""
+
+    until_s: float = 0.0
+    given_s: float = 0.0
+
+    def occupied(self, now_s: float, seconds: float) -> float:
+        """When it has done what comes now."""
+        self.until_s = max(now_s, self.until_s) + seconds
+        self.given_s += seconds
+        return self.until_s
+
+    def busy_s(self, now_s: float) -> float:
+        """How long it was occupied so far."""
+        return self.given_s - max(0.0, self.until_s - now_s)
+
+
 _BEFORE_ALL: Moment = (-1.0, 0.0)
 
 
 class Lane:
     """The way of the messages of one (source, destination) pair, and the moments of its last one at each port.
 
-    Its sending port is None if it takes no time; `first` is what comes first on the way.
+    Its sending port is None if it takes no time; `first` is what comes first on the way. `cores` send and receive its
+    messages, if that takes time.
     """
 
-    __slots__ = ("arrived", "climbed", "descended", "first", "link", "reached", "receiving_port", "sending_port")
+    __slots__ = ("arrived", "climbed", "cores", "descended", "first", "link", "reached", "receiving", "sending")
 
-    def __init__(self, link: Link, sending: int | None, receiving: int, first: Callable[["SimMessage"], None]) -> None:
-        self.link, self.sending_port, self.receiving_port, self.first = link, sending, receiving, first
+    def __init__(
+        self,
+        link: Link,
+        sending: int | None,
+        receiving: int,
+        first: Callable[["SimMessage"], None],
+        cores: "tuple[Occupied | None, Occupied | None]" = (None, None),
+    ) -> None:
+        self.link, self.sending, self.receiving, self.first = link, sending, receiving, first
+        self.cores = cores
         self.reached = self.climbed = self.descended = self.arrived = _BEFORE_ALL
 
 
@@ -89,7 +117,8 @@ class Network:
 
     Messages of one (source, destination) pair arrive in the order in which they were sent, as on a GASPI queue or a
     connection. Those of different pairs arrive in any order that their times give. `hosts` are the hosts of all places:
-    ranks first, then servers. `held_s` holds messages up, and later ones of the same pair wait behind them. Cost: two
+    ranks first, then servers. `cores` are those of the ranks, if messages occupy them; those of servers have time.
+    `held_s` holds messages up, and later ones of the same pair wait behind them. Cost: two
     events a message, one if the link is instant, four between racks.
     """
 
@@ -98,6 +127,7 @@ class Network:
         scheduler: Scheduler,
         machine: MachineModel,
         hosts: Sequence[int],
+        num_ranks: int,
         random: Random,
         max_delay_s: float,
         is_logged: bool = True,
@@ -115,6 +145,8 @@ class Network:
         self._hosts = list(hosts)
         self._racks = [machine.rack(host) for host in hosts]
         self._num_hosts = max(hosts) + 1
+        is_processed = machine.processing_bytes_per_s < math.inf
+        self.cores = tuple(Occupied() for _ in range(num_ranks)) if is_processed else ()
         self._is_limited = machine.ports is not Ports.UNLIMITED
         # A place's own inside its host, behind these the hosts', behind these the racks'.
         num_ports = self._num_places + self._num_hosts + max(self._racks) + 1
@@ -161,14 +193,16 @@ class Network:
 
     def send_along(self, lane: Lane, message: SimMessage) -> None:
         """The same, on the way of its source and destination."""
-        link, port = lane.link, lane.sending_port
-        message.lane, message.receiving_port = lane, lane.receiving_port
+        link, port = lane.link, lane.sending
+        message.lane, message.receiving_port = lane, lane.receiving
         begin_s = self._scheduler.now_s
         if port is not None:
             message.occupied_s = occupied_s = link.overhead_s + message.num_bytes / link.bandwidth_bytes_per_s
             if self._is_limited:
                 begin_s = _occupied(self._sending_until_s, self._sent_s, port, begin_s, occupied_s)
         begin_s += link.latency_s
+        if lane.cores[0] is not None:
+            message.left_s = self._processed_s(lane.cores[0], message) + link.latency_s
         if self._is_disturbed:
             begin_s = self._disturbed_s(begin_s, message)
         moment = (begin_s, self._draw())
@@ -181,12 +215,21 @@ class Network:
         is_inside = source_host == destination_host
         link = self._machine.host_link if is_inside else self._machine.link
         to_other_rack = not is_inside and self._racks[source] != self._racks[destination]
-        if link.is_instant:
+        if link.is_instant and (is_inside or not self.cores):
             return Lane(link, None, 0, self._climb if to_other_rack else self._arrive)
         ports = (source, destination)
-        if not is_inside:
-            ports = (self._num_places + source_host, self._num_places + destination_host)
-        return Lane(link, *ports, self._climb if to_other_rack else self._reach)
+        if is_inside:
+            return Lane(link, *ports, self._reach)
+        ports = (self._num_places + source_host, self._num_places + destination_host)
+        return Lane(
+            link,
+            *ports,
+            self._climb if to_other_rack else self._reach,
+            (self._core(source), self._core(destination)),
+        )
+
+    def _core(self, place: int) -> Occupied | None:
+        return self.cores[place] if place < len(self.cores) else None
 
     def _climb(self, message: SimMessage) -> None:
         """The first byte is at the uplink of the sender's rack."""
@@ -219,7 +262,13 @@ class Network:
         if self._is_limited:
             port, occupied_s = message.receiving_port, message.occupied_s
             begin_s = _occupied(self._receiving_until_s, self._received_s, port, begin_s, occupied_s)
-        lane, moment = message.lane, (begin_s + message.occupied_s, self._draw())
+        lane, end_s = message.lane, begin_s + message.occupied_s
+        sender, receiver = lane.cores
+        if sender is not None:
+            end_s = max(end_s, message.left_s)
+        if receiver is not None:
+            end_s = max(end_s, self._processed_s(receiver, message))
+        moment = (end_s, self._draw())
         lane.arrived = moment = max(moment, lane.arrived)
         self._at(moment, self._arrive, message)
 
@@ -229,6 +278,10 @@ class Network:
             now_s, content = self._scheduler.now_s, message.content()
             self._log.update(_LOGGED.pack(now_s, message.source, message.destination, message.num_bytes, *content))
         message.arrive()
+
+    def _processed_s(self, core: Occupied, message: SimMessage) -> float:
+        """When the core is done with a message that comes to it now."""
+        return core.occupied(self._scheduler.now_s, message.num_bytes / self._machine.processing_bytes_per_s)
 
     def _disturbed_s(self, begin_s: float, message: SimMessage) -> float:
         """The moment with faults, and with a delay: mostly short, now and then long. Messages overtake others then."""

@@ -8,27 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from samovar.transports.sim.network import CallMessage, Network
+from samovar.transports.sim.network import CallMessage, Network, Occupied
 from samovar.transports.sim.scheduler import Scheduler
 
 
 @dataclass(slots=True)
-class ServerMemory:
-    """The memory of the server at `place`, which has been given work for `given_s`, until the moment `until_s`."""
+class ServerMemory(Occupied):
+    """The memory of the server at `place`."""
 
     place: int
-    until_s: float = 0.0
-    given_s: float = 0.0
-
-    def occupied(self, now_s: float, seconds: float) -> float:
-        """When a request that comes now has been served."""
-        self.until_s = max(now_s, self.until_s) + seconds
-        self.given_s += seconds
-        return self.until_s
-
-    def busy_s(self, now_s: float) -> float:
-        """How long it was occupied so far."""
-        return self.given_s - max(0.0, self.until_s - now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ class SimTransport:
                 self.note(array, writes=True, verb=writing)
         seconds = self._machine.reduce_s(self._port.rank, sum(map(self._port.fabric.num_bytes, (*reads, *writes))))
         if seconds > 0.0:
-            self._port.sleep(seconds)
+            self._busy(seconds)
         windows = (self._port.find(array)[0] for array in (*writes, *reads))
         if all(window is None or window.is_real for window in windows):
             what()
@@ -268,7 +268,19 @@ class SimTransport:
 
     def compute(self, nominal_s: float) -> None:
         """Work as long as this rank needs for `nominal_s` of the machine's nominal rank."""
-        self._port.sleep(self._machine.compute_s(self._port.rank, nominal_s))
+        self._busy(self._machine.compute_s(self._port.rank, nominal_s))
+
+    def _busy(self, seconds: float) -> None:
+        """Keep the core of this rank busy; what its messages take of it meanwhile comes on top."""
+        cores = () if self._machine.spare_cores else self._port.fabric.network.cores
+        if not cores:
+            self._port.sleep(seconds)
+            return
+        core = cores[self._port.rank]
+        while seconds > 0.0:
+            before_s = core.busy_s(self.now_s)
+            self._port.sleep(seconds)
+            seconds = core.busy_s(self.now_s) - before_s
 
     def deadline(self, seconds: float) -> VirtualDeadline:
         """`seconds` of virtual time from now; infinity leaves it to the deadlock report."""
@@ -290,7 +302,9 @@ def simulate(
     random = Random(config.seed)
     scheduler = Scheduler(random)
     hosts = [*map(config.machine.host, range(world_size)), *config.server_hosts]
-    network = Network(scheduler, config.machine, hosts, random, config.max_delay_s, config.is_logged, config.held_s)
+    network = Network(
+        scheduler, config.machine, hosts, world_size, random, config.max_delay_s, config.is_logged, config.held_s
+    )
     races = RaceFinder(world_size) if config.check else None
     fabric = Fabric(scheduler, network, races, config.magnification)
     tasks = [Task(f"rank {rank}") for rank in range(world_size)]
