@@ -4,7 +4,8 @@ import importlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ LINES: list[tuple[int, str, Mapping[str, object]]] = [
     (2, "test", {"accuracy[0]": 0.25}),
     (2, "workers", {"steps": [2, 3]}),
 ]
+MANY = {str(index): 1.0 for index in range(1000)}
 BLOCK_BYTES = 32_768
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
@@ -142,6 +144,73 @@ def test_mlflow_gets_them_in_the_run_that_is_active_and_no_nan(tracked: Any) -> 
         assert tracked.active_run().info.run_id == own.info.run_id
     metrics = tracked.MlflowClient().get_run(own.info.run_id).data.metrics
     assert metrics == {"train/samples": 1.0}
+
+
+class SilentClient:
+    """A client whose server does not answer until `answers` is set; then it raises `error`, if any."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.answers = threading.Event()
+        self.metrics: list[Any] = []
+        self._error = error
+
+    def log_batch(self, _run_id: str, metrics: list[Any]) -> None:
+        assert self.answers.wait(60)
+        if self._error is not None:
+            raise self._error
+        self.metrics += metrics
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_no_step_waiting_for_a_silent_server(tracked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sink,) = mlflow_with(client := SilentClient(), pytest.fail, monkeypatch)
+    for step in range(1, 601):  # more than one sending
+        sink.write(step, "train", {"loss": 1.0})
+    assert client.metrics == []
+    client.answers.set()
+    sink.close()
+    assert [metric.step for metric in client.metrics] == list(range(1, 601))
+    assert tracked.active_run() is None
+
+
+@pytest.mark.slow
+def test_a_run_continues_without_an_mlflow_that_fails(tracked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    (sink,) = mlflow_with(client := SilentClient(ConnectionError("gone")), warnings.append, monkeypatch)
+    sink.write(1, "train", {"loss": 1.0})
+    client.answers.set()
+    while not warnings:
+        sink.write(2, "train", MANY)
+    sink.close()
+    (warning,) = warnings
+    assert "ConnectionError: gone; the run continues without it" in warning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_a_run_continues_without_an_mlflow_that_is_silent_for_long(
+    tracked: Any, at_the_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr("samovar.report.sinks.mlflow._CLOSING_S", 0.0)
+    monkeypatch.setattr("samovar.report.sinks.mlflow._MOST_WAITING", 1500)
+    (sink,) = mlflow_with(client := SilentClient(), warnings.append, monkeypatch)
+    sink.write(1, "train", {"loss": 1.0})
+    sink.write(2, "train", MANY)
+    assert warnings == []
+    if at_the_end:
+        sink.close()
+    else:
+        sink.write(3, "train", MANY)
+    client.answers.set()
+    (warning,) = warnings
+    assert "waits for the tracking server" in warning
+
+
+def mlflow_with(client: SilentClient, warn: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> list[Sink]:
+    sinks = open_sinks(metrics_choice("mlflow:theirs", "metrics"), None, {}, "metrics", warn)
+    monkeypatch.setattr(sinks[0]._inner, "_client", client)  # type: ignore[attr-defined]
+    return sinks
 
 
 @pytest.mark.slow
