@@ -138,12 +138,14 @@ def test_mlflow_gets_each_value_in_a_run_of_its_own(tracked: Any) -> None:
 def test_mlflow_gets_them_in_the_run_that_is_active_and_no_nan(tracked: Any) -> None:
     tracked.set_experiment("own")
     with tracked.start_run() as own:
-        (sink,) = open_sinks(metrics_choice("mlflow", "metrics"), None, {}, "metrics", pytest.fail)
+        tracked.log_params({"strategy": "theirs"})
+        (sink,) = open_sinks(metrics_choice("mlflow", "metrics"), None, SETTINGS, "metrics", pytest.fail)
         sink.write(1, "train", {"loss": math.nan, "samples": 1})
         sink.close()
         assert tracked.active_run().info.run_id == own.info.run_id
-    metrics = tracked.MlflowClient().get_run(own.info.run_id).data.metrics
-    assert metrics == {"train/samples": 1.0}
+    data = tracked.MlflowClient().get_run(own.info.run_id).data
+    assert data.metrics == {"train/samples": 1.0}
+    assert (data.params["strategy"], data.params["world_size"]) == ("theirs", "2")
 
 
 class SilentClient:

@@ -40,8 +40,10 @@ class MLflow(Sink):
             active = mlflow.start_run()
         self._run_id = active.info.run_id
         self._client = mlflow.MlflowClient()
-        parameters = [Param(_OTHER_SIGNS.sub("_", name), str(value)[:_LONGEST_VALUE]) for name, value in run.items()]
         try:
+            taken = self._client.get_run(self._run_id).data.params  # by the program; MLflow takes no second value
+            named = ((_OTHER_SIGNS.sub("_", name), str(value)[:_LONGEST_VALUE]) for name, value in run.items())
+            parameters = [Param(*one) for one in named if one[0] not in taken]
             for start in range(0, len(parameters), _MOST_PARAMETERS):
                 self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
         except BaseException:
