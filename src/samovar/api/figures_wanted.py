@@ -12,13 +12,16 @@ from samovar.box.board import Row
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
+from samovar.launcher.passing import locked
 from samovar.report.metrics import MetricsWriter
 from samovar.report.run_folder import RunFolder, create_run_folder_at
 from samovar.report.sinks.base import Sink
 from samovar.report.sinks.choice import MetricsChoice, Place, metrics_choice, open_sinks
 
 METRICS_WHAT: Final = "replicate: metrics"
-_folders_in_use: set[Path] = set()
+_folders_in_use: dict[Path, int] = {}  # their locks
+# A forked process, such as a worker of a DataLoader, may outlive this one, and the run be started again.
+os.register_at_fork(after_in_child=lambda: [*map(os.close, map(_folders_in_use.pop, [*_folders_in_use]))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class RunFile(Sink):
     """metrics.jsonl in the folder of one replica at a time; it is opened with the first line.
 
     A program that loads a state continues behind the lines of that step. Raises InputError if the folder cannot be
-    used, or another replica of this process uses it.
+    used, or another replica uses it: of this process, or of another job.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +78,8 @@ class RunFile(Sink):
         self._place = folder.resolve()
         if self._place in _folders_in_use:
             raise InputError(f"{METRICS_WHAT} {str(folder)!r}: another replica writes there; give each its own folder")
-        _folders_in_use.add(self._place)
+        refusal = f"{METRICS_WHAT} {str(folder)!r}: another run writes there now; give another folder"
+        _folders_in_use[self._place] = locked(self._place, refusal)
         self._writer: MetricsWriter | None = None
         self._start_step = 0
 
@@ -91,7 +95,8 @@ class RunFile(Sink):
 
     def close(self) -> None:
         self._end()
-        _folders_in_use.discard(self._place)
+        if (lock := _folders_in_use.pop(self._place, None)) is not None:
+            os.close(lock)
 
     def _end(self) -> None:
         if self._writer is not None:

@@ -1,5 +1,8 @@
 """Figures of a loop in one process: the moment of each line, and where it goes."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,6 +117,34 @@ def test_two_replicas_cannot_share_a_folder(team: ProcessGroup, tmp_path: Path) 
         replica_of(team, wanted)
     replica.close()
     replica_of(team, wanted)[0].close()
+
+
+def test_two_runs_cannot_share_a_folder(team: ProcessGroup, tmp_path: Path) -> None:
+    wanted = figures_wanted(tmp_path, None, has_center=False)
+    program = "import sys; from samovar.api.figures_wanted import *; one = RunFile(Path(sys.argv[1])); print(); input()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(InputError, match="another run writes there now; give another folder"):
+            replica_of(team, wanted)
+        other.communicate(b"\n")
+    replica_of(team, wanted)[0].close()
+
+
+def test_a_forked_process_does_not_keep_the_folder(team: ProcessGroup, tmp_path: Path) -> None:
+    wanted = figures_wanted(tmp_path, None, has_center=False)
+    replica, _ = replica_of(team, wanted)
+    is_closed, close = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(close)
+        os.read(is_closed, 1)
+        os._exit(0)
+    replica.close()
+    replica_of(team, wanted)[0].close()
+    os.close(close)
+    os.waitpid(child, 0)
+    os.close(is_closed)
 
 
 def test_the_environment_asks_for_what_the_program_does_not(
