@@ -144,7 +144,7 @@ class Comparison:
 
     def _against_one(self, run: History) -> str:
         times, error = self.speed_up(run), self.error(run)
-        speed = f", at {run.samples_per_second:,.0f} samples/s"
+        speed = _rate(", at ", run.samples_per_second)
         if times is not None and run.workers != 1:
             speed += f" or {times:.2f} times one worker"
         if error is not None:
@@ -153,9 +153,11 @@ class Comparison:
 
     def _of_several(self) -> str:
         rated = [(run.samples_per_second, label, run) for run, label in zip(self.runs, self.labels, strict=True)]
-        _, label, best = max(rated, key=lambda one: one[0])
+        rate, label, best = max(rated, key=lambda one: one[0])
+        if not rate:
+            return f"{len(self.runs)} runs that count no samples, so none is called the fastest"
         times, others = self.speed_up(best), [run for run in self.runs if run is not best]
-        what = f"{label} is the fastest of {len(self.runs)} runs: {best.samples_per_second:,.0f} samples/s"
+        what = f"{label} is the fastest of {len(self.runs)} runs: {rate:,.0f} samples/s"
         if times is not None and best.workers != 1:
             what += f", {times:.2f} times one worker"
         known = [run.accuracy for run in others if run.accuracy is not None]
@@ -195,4 +197,9 @@ def _so_far(run: History) -> str:
         return f"{'has' if is_one else 'have'} not made a step yet"
     step, total = round(run.steps.step[-1]), run.told.total_steps
     reached = f"{'is' if is_one else 'are'} at step {step:,}{f' of {total:,}' if total else ''}"
-    return f"{reached}, with loss {number(run.steps.loss[-1])} and {run.recent_samples_per_second:,.0f} samples/s"
+    return f"{reached}, with loss {number(run.steps.loss[-1])}{_rate(' and ', run.recent_samples_per_second)}"
+
+
+def _rate(before: str, samples_per_second: float) -> str:
+    """Nothing for a loop that counts no samples: it has no shard, and names no batch size."""
+    return f"{before}{samples_per_second:,.0f} samples/s" if samples_per_second else ""

@@ -90,7 +90,7 @@ def _tiles(comparison: Comparison, run: History) -> str:
     found = [
         ("accuracy", "" if run.accuracy is None else f"{run.accuracy:.2%}"),
         ("loss", number(run.steps.loss[-1]) if run.steps.step else ""),
-        ("samples/s", f"{run.samples_per_second:,.0f}"),
+        ("samples/s", f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""),
         ("times one worker", "" if times is None else f"{times:.2f}"),
         ("a step", units.seconds(step_s) if step_s else ""),
         ("waiting for the exchange", f"{_waiting(run):.0%}" if step_s else ""),
@@ -117,7 +117,7 @@ def _summary(comparison: Comparison, run: History, label: str) -> list[str]:
     cells = [
         label,
         "" if run.accuracy is None else f"{run.accuracy:.2%}",
-        f"{run.samples_per_second:,.0f}",
+        f"{run.samples_per_second:,.0f}" if run.samples_per_second else "",
         "" if times is None else f"{times:.2f}",
         "" if error is None else f"{error:+.0%}",
         units.duration(run.seconds),
@@ -169,7 +169,8 @@ def _learning_charts(comparison: Comparison, x: Axis, along: Along, name: str, o
     yield curves("Loss", x, Axis("loss", lambda v: f"{v:.3g}", may_be_log=True), losses)
     if any(series.points for series in accuracies):
         yield curves("Accuracy of tests", x, Axis("accuracy", lambda v: f"{v:g} %"), accuracies)
-    yield curves("Samples per second", x, Axis("samples/s", charts.count, has_zero=True), rates)
+    if any(rate for series in rates for _, rate in series.points):
+        yield curves("Samples per second", x, Axis("samples/s", charts.count, has_zero=True), rates)
 
 
 def _rates(steps: Steps, at: Sequence[float]) -> list[tuple[float, float]]:

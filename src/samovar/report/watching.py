@@ -101,10 +101,11 @@ def _figures(run: History) -> Iterator[tuple[str, str, str]]:
     if run.accuracies:
         test, accuracy = run.accuracies[-1]
         yield "accuracy", f"{accuracy:.2%}", f"step {test.step:,}; the best is {run.best_accuracy or 0.0:.2%}"
-    size = max(1, len(steps.step) // _SPARKS)
-    rates = [steps.rate(last - size, last) for last in range(size, len(steps.step), size)]
-    yield "samples/s", f"{run.recent_samples_per_second:,.0f}", _sparks(rates, from_zero=True)
-    yield "samples", count(steps.samples[-1]), ""
+    if steps.samples[-1]:
+        size = max(1, len(steps.step) // _SPARKS)
+        rates = [steps.rate(last - size, last) for last in range(size, len(steps.step), size)]
+        yield "samples/s", f"{run.recent_samples_per_second:,.0f}", _sparks(rates, from_zero=True)
+        yield "samples", count(steps.samples[-1]), ""
     if total_s := sum(run.step_s.values()):
         shares = ", ".join(f"{kind} {seconds / total_s:.0%}" for kind, seconds in run.step_s.items())
         yield "waiting", f"{run.step_s['exchange'] / total_s:.0%}", f"of a step of {units.seconds(total_s)}: {shares}"

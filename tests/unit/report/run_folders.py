@@ -16,7 +16,9 @@ BATCH, STEP_S, NUM_PARAMETERS = 64, 0.01, 431_080
 PREDICTED_SPEED_UP = {1: 1.0, 2: 1.9, 4: 3.5}
 
 
-def step_lines(folder: Path, first: int, last: int, workers: int = 2, *, has_staleness: bool = False) -> None:
+def step_lines(
+    folder: Path, first: int, last: int, workers: int = 2, *, has_staleness: bool = False, batch: int = BATCH
+) -> None:
     """Steps `first` to `last`, with a test at the end of each hundred. Worker 1 comes last by a fifth of a step."""
     with MetricsWriter(RunFolder(folder).metrics, first - 1) as metrics:
         if first == 1:
@@ -25,7 +27,7 @@ def step_lines(folder: Path, first: int, last: int, workers: int = 2, *, has_sta
             shares = {"data": 0.05, "forward": 0.2, "backward": 0.4, "exchange": 0.3, "update": 0.05}
             times = {f"{kind}_s": share * STEP_S for kind, share in shares.items()}
             late = {"last_rank": 1, "late_s": 0.2 * STEP_S} if workers > 1 else {}
-            values = {"loss": 2.3 / step, "samples": BATCH * workers, "seconds": STEP_S, **times, **late}
+            values = {"loss": 2.3 / step, "samples": batch * workers, "seconds": STEP_S, **times, **late}
             metrics.write(step, "train", values)
             if step % 100 == 0:
                 metrics.write(step, "test", {"accuracy": 1 - 10 / step, "loss": 3.0 / step})

@@ -137,6 +137,18 @@ def test_a_run_that_trains(tmp_path: Path) -> None:
     assert "fetch(location.href" in text
 
 
+def test_loops_that_count_no_samples_have_no_rate(tmp_path: Path) -> None:
+    for name in ("slow", "fast"):
+        (tmp_path / name).mkdir()
+        step_lines(tmp_path / name, 1, 50, batch=0)
+    text = page_of(tmp_path / "slow", tmp_path / "fast")
+    assert verdict(text) == "2 runs that count no samples, so none is called the fastest."
+    assert "samples/s" not in text
+    text = page_of(tmp_path / "slow")
+    assert verdict(text).endswith("are at step 50, with loss 0.0460.")
+    assert "samples/s" not in text
+
+
 def test_a_run_that_was_ended_by_force(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 50)
     LogFile(RunFolder(tmp_path).log).close()

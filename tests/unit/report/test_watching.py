@@ -50,6 +50,11 @@ def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
     assert "slow rank           1  the others wait 20% of the time for it" in text
 
 
+def test_the_view_of_a_loop_that_counts_no_samples(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 50, batch=0)
+    assert "samples" not in shown(History(tmp_path).look())
+
+
 def test_a_net_whose_name_would_steer_the_terminal(tmp_path: Path) -> None:
     text = shown(History(run_folder(tmp_path / "run", net="a\x1b[31mb")).look())
     assert "a\\x1b[31mb" in text
