@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -203,13 +203,17 @@ def test_a_server_that_nohup_started_outlives_its_terminal() -> None:
 
 
 @pytest.mark.slow
-def test_a_memory_holder_goes_after_its_time() -> None:
-    box = f"test-{uuid.uuid4().hex}"
-    with serve(box, "--keep", "0.5") as server:
-        (holder,) = psutil.Process(server.pid).children()
-        server.kill()
-        server.wait()
-    assert psutil.wait_procs([holder], WAIT_S)[1] == []
+@pytest.mark.parametrize("keeps", [("0.5",), ("600", "0.5")])
+def test_a_memory_holder_goes_after_the_time_of_the_last_server(keeps: Sequence[str]) -> None:
+    box, found = f"test-{uuid.uuid4().hex}", set[psutil.Process]()
+    for keep in keeps:
+        with serve(box, "--keep", keep) as server:
+            found |= set(psutil.Process(server.pid).children())
+            create_buffer(parse_endpoint(box, None), keep, BufferShape(10), "test", Deadline.after(WAIT_S))
+            server.kill()
+            server.wait()
+    assert len(found) == 1
+    assert psutil.wait_procs(found, WAIT_S)[1] == []
 
 
 @pytest.mark.slow

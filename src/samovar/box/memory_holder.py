@@ -2,8 +2,8 @@
 
 `python -P -m samovar.box.memory_holder LISTENER KEEP_S`: LISTENER is the descriptor of a socket that listens. The
 server stores descriptors under keys. If it is killed, the next server gets them all back. The process ends when the
-server asks for it, or KEEP_S after the last server disappeared. The memory ends with it, except for members that have
-it mapped.
+server asks for it, or KEEP_S after the last server disappeared, which may have told another time. The memory ends with
+it, except for members that have it mapped.
 """
 
 import os
@@ -63,6 +63,8 @@ class MemoryHolder:
             case "put" if len(message.descriptors) == 1:
                 self._discard(key)
                 self._held[key] = message.descriptors.pop()
+            case "keep":
+                self._keep_s = float(str(message.content.get("seconds")))
             case "discard":
                 self._discard(key)
             case "get":
@@ -87,6 +89,8 @@ class HeldMemory:
         connection = unix_sockets.connect(address, Deadline.after(_ANSWER_S))
         self.was_there = connection is not None
         self._connection = connection or self._start(address, keep_s)
+        if self.was_there:
+            self._ask({"do": "keep", "seconds": str(keep_s)})
 
     def _start(self, address: str, keep_s: float) -> socket.socket:
         """It gets a socket that listens already, so no caller waits for its start."""
