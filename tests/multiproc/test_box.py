@@ -275,6 +275,7 @@ def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
         ),
         (("serve", "--listen", "127.0.0.1:99999", "--key-file", "key"), "--listen 127.0.0.1:99999: give an address"),
         (("snapshot", "a", "--out", "b"), "nobody serves box"),
+        (("snapshot", "a", "--out", "."), "--out .: is not a place for a file"),
     ],
 )
 def test_what_is_refused(flags: tuple[str, ...], message: str) -> None:

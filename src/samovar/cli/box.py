@@ -15,7 +15,7 @@ from samovar.box.local import DEFAULT_BOX, BoxServer
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import OPTIONS, OUTPUT
+from samovar.cli.output_flags import OPTIONS, OUTPUT, require_place
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import TIMEOUT_S, Content, Snapshots, load, saved
@@ -225,6 +225,7 @@ def snapshot(
 ) -> None:
     """Write a buffer to a file, also while workers train there."""
     _require_seconds({"--timeout": timeout})
+    require_place("--out", out)
     content = saved(parse_endpoints(box, key_file), buffer, timeout)
     try:
         mark = content.write(out)
