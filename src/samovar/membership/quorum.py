@@ -101,18 +101,17 @@ class Quorum:
         """A worker is at the door."""
         place = f"process {hello.mark.partition('/')[0]}{hello.host and f' on {hello.host}'}"
         self._workers[number] = _Member(hello, f"worker {number} ({place})", now_s, self.round)
-        others = [self._workers[other] for other in (*self._members, *self._door)]
         if self._phase is _Phase.OVER:
             self._refuse(number, "the job has ended; there is nothing to join")
-        elif any(other.hello.job != hello.job for other in others):
-            self._refuse(
-                number,
-                "its model or its settings differ from those of the job; run the same script with the same arguments",
-                is_input=True,
-            )
-        else:
-            self._door.append(number)
-            self._admit(now_s)
+            return
+        others = [one for one in (*self._members, *self._door) if self._workers[one].hello.job != hello.job]
+        may_judge = not hello.joins and all(one in self._door and self._workers[one].hello.joins for one in others)
+        self._door.append(number)
+        for one in others if may_judge or not others else [number]:  # some that join may come before the founders
+            self._door.remove(one)
+            why = "its model or its settings differ from those of the job; run the same script with the same arguments"
+            self._refuse(one, why, is_input=True)
+        self._admit(now_s)
 
     def founder_ended(self, now_s: float) -> None:
         """A worker that the first round waits for ended before it came."""

@@ -276,6 +276,24 @@ def test_another_net_is_refused() -> None:
     assert "settings differ" in refused.why
 
 
+def test_a_joiner_with_another_net_that_comes_first_gives_way_to_the_founders() -> None:
+    played = Played(2)
+    played.came(5, 6, job="another net", joins=True)
+    played.came(1, 2)
+    assert [type(reply) for reply in played.got(5) + played.got(6)] == [Refused, Refused]
+    assert [type(reply) for reply in played.got(1)] == [Admission]
+    played.quorum.gone(5, 0.0)
+    played.quorum.gave(1, 0.0)
+    assert played.quorum.members == (1, 2)
+
+
+def test_founders_with_another_net_than_the_first_are_refused() -> None:
+    played = Played(2)
+    played.came(1)
+    played.came(2, job="another net")
+    assert [type(reply) for reply in played.got(2)] == [Refused]
+
+
 def test_founders_that_do_not_come_are_not_waited_for_for_ever() -> None:
     played = Played(3)
     played.came(1, 2)
