@@ -88,7 +88,7 @@ def test_caffes_recorded_run_is_met(
     flags = ("--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel", "--exact", 4)
     out = train(network, tmp_path, shape, *flags)
     recorded = json.loads((folder / name / "result.json").read_text())
-    lines = read_metrics(out / "metrics.jsonl", "train")
+    lines = [line for line in read_metrics(out / "metrics.jsonl") if line["kind"] == "train"]
     np.testing.assert_allclose([line["loss"] for line in lines], recorded["raw_loss"], rtol=LOSS_TOLERANCE)
     (model,) = out.glob("snapshots/step_00000030/*.caffemodel")
     assert_weights_equal(model, folder / name / "snap_iter_30.caffemodel", WEIGHT_TOLERANCES[30])

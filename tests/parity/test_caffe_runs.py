@@ -40,14 +40,15 @@ def assert_weights_equal(ours: Path, caffe: Path, tolerance: float) -> None:
 def test_losses_and_weights(name: str, golden_folder: Path, tmp_path: Path) -> None:
     recorded = json.loads((golden_folder / "lenet" / name / "result.json").read_text())
     train(golden_folder, name, tmp_path)
-    lines = read_metrics(tmp_path / "metrics.jsonl", "train")
+    told = read_metrics(tmp_path / "metrics.jsonl")
+    lines = [line for line in told if line["kind"] == "train"]
     np.testing.assert_allclose([line["learning_rate"] for line in lines], recorded["lr"], rtol=1e-5)
     if "iter_size" not in name:  # there Caffe recorded the loss of the last part only
         np.testing.assert_allclose([line["loss"] for line in lines], recorded["raw_loss"], rtol=LOSS_TOLERANCE)
     (model,) = tmp_path.glob("snapshots/step_00000030/*.caffemodel")
     assert_weights_equal(model, golden_folder / "lenet" / name / "snap_iter_30.caffemodel", WEIGHT_TOLERANCES[30])
     for test in recorded["test"]:
-        (line,) = [line for line in read_metrics(tmp_path / "metrics.jsonl", "test") if line["step"] == test["iter"]]
+        (line,) = [line for line in told if (line["kind"], line["step"]) == ("test", test["iter"])]
         assert line["accuracy"] == pytest.approx(test["accuracy"], abs=1e-6)
         assert line["loss"] == pytest.approx(test["loss"], rel=1e-4)
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from samovar import _native
 from samovar.box.base import PendingPush, Versions
@@ -141,7 +140,8 @@ class MappedCenter(Closing):
 
     def write_chunks(self, first_chunk: int, values: Array) -> None:
         """`write` for the chunks from `first_chunk` on that `values` has the elements of: whole chunks."""
-        self._write(first_chunk, values, False)
+        with self._refusing():
+            self._native.write(first_chunk, values, False)
 
     def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read` of as many chunks as `destination` has the elements of."""
@@ -153,7 +153,8 @@ class MappedCenter(Closing):
     def write_velocity_chunks(self, first_chunk: int, values: Array) -> None:
         """`write_velocity` for a part of the chunks."""
         self._check_velocity("its velocity cannot be written")
-        self._write(first_chunk, values, True)
+        with self._refusing():
+            self._native.write(first_chunk, values, True)
 
     def read_velocity_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read_velocity` of a part of the chunks, and their versions."""
@@ -199,15 +200,6 @@ class MappedCenter(Closing):
         self._check(done, "exchange with the center")
         return versions
 
-    def holds(self, first_chunk: int, count: int, sequence: int) -> npt.NDArray[np.bool_]:
-        """Which of `count` chunks from `first_chunk` on hold this member's update `sequence` or a later one."""
-        assert self.member is not None, "nobody has no updates"
-        held = np.zeros(count, np.bool_)
-        for place in range(count):
-            incarnation, last, _version = self._native.entry(first_chunk + place, self.member.index)
-            held[place] = incarnation == self.member.incarnation and last >= sequence
-        return held
-
     def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> PendingPush:
         self._check_momentum(momentum)
         ticket = self._native.submit(sequence, difference, momentum)
@@ -245,10 +237,6 @@ class MappedCenter(Closing):
                 f"{self._name} could not {what} of {self.num_elements:,} elements before its deadline; "
                 "is the machine overloaded? Raise --timeout, in a script timeout_s"
             )
-
-    def _write(self, first_chunk: int, values: Array, is_velocity: bool) -> None:
-        with self._refusing():
-            self._native.write(first_chunk, values, is_velocity)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

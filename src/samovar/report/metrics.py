@@ -58,8 +58,8 @@ class MetricsWriter(Sink, Closing):
             left = left[self._file.write(left) :]
 
 
-def read_metrics(path: Path, kind: str | None = None) -> list[Line]:
-    """The lines of `path` in order (of one kind, or all), without a last line that a kill cut short.
+def read_metrics(path: Path) -> list[Line]:
+    """The lines of `path` in order, without a last line that a kill cut short.
 
     Raises InputError naming the line that is not a metric.
     """
@@ -67,8 +67,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[Line]:
         pieces = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a run's metrics.jsonl") from error
-    lines = [parsed_line(path, number, text) for number, text in enumerate(pieces[:-1], 1)]
-    return [line for line in lines if kind is None or line["kind"] == kind]
+    return [parsed_line(path, number, text) for number, text in enumerate(pieces[:-1], 1)]
 
 
 def parsed_line(path: Path, number: int, text: bytes) -> Line:
