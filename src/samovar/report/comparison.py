@@ -1,10 +1,10 @@
 """Runs next to each other and next to a prediction: speed-up, error of the prediction, and a verdict in a sentence."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from samovar.core import units
 from samovar.core.errors import InputError
@@ -74,7 +74,8 @@ def read_foreseen(path: Path) -> ForeseenRuns:
     """The prediction in this file; raises InputError if it is not the answer of `samovar predict --json`."""
     try:
         answer = json.loads(path.read_bytes())
-        rows = tuple(_row(row) for row in answer["predictions"])
+        names = [field.name for field in fields(Prediction)]
+        rows = tuple(from_plain(Prediction, {name: row[name] for name in names}) for row in answer["predictions"])
         if not rows:
             raise ValueError("it has no predictions")
         return ForeseenRuns(str(answer["net"]), int(answer["parameters"]), str(answer["cluster"]), rows)
@@ -82,10 +83,6 @@ def read_foreseen(path: Path) -> ForeseenRuns:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a file of samovar predict --json") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a prediction: {error}; give a file of samovar predict --json") from error
-
-
-def _row(row: Mapping[str, Any]) -> Prediction:
-    return from_plain(Prediction, {field.name: row[field.name] for field in fields(Prediction)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,8 @@ class History:
         if kind == "train":
             self.steps.add(line)
             if len(self.steps.step) > 1 and "forward_s" in line:
-                self.spent.add(_times(line), _arrival(line))
+                times = {f"{part}_s": float(line.get(f"{part}_s", 0.0)) for part in KINDS}
+                self.spent.add(StepTimes(**times), _arrival(line))
         elif kind == "test":
             outputs = {name: float(value) for name, value in line.items() if isinstance(value, float | int)}
             samples, seconds = self._progress(line["step"])
@@ -247,10 +248,6 @@ class History:
         missing = max(0.0, step - self.steps.step[-1])
         share = 1 + missing / self.steps.step[-1]
         return share * self.steps.samples[-1], share * self.steps.seconds[-1]
-
-
-def _times(line: Line) -> StepTimes:
-    return StepTimes(**{f"{kind}_s": float(line.get(f"{kind}_s", 0.0)) for kind in KINDS})
 
 
 def _arrival(line: Line) -> Arrival | None:
