@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "samovar"
-MOST_FILES, MOST_LINES = 400, 66_600
+MOST_FILES, MOST_LINES = 400, 66_900
 MOST_COMMAND_FILES = 22
 # Calls and names that exist once, with the files or rooms that may have them.
 ONCE = {
