@@ -66,6 +66,20 @@ def test_a_rate_that_is_too_high_ends_the_run(
     assert_all_finite(tmp_path / "run")
 
 
+def test_a_snapshot_whose_center_is_finite_does_not_hold_a_workers_bad_weights(tmp_path: Path, digits: Path) -> None:
+    """The first step makes weights infinite. Its loss is finite, and the center has not met them."""
+    solver = write_solver(write_net(tmp_path, digits), STEPS, snapshot=1)
+    solver.write_text(solver.read_text().replace("base_lr: 0.01", "base_lr: 3e38"))
+    arguments = ("--solver", solver, "--workers", 2, "--threads-per-worker", 1, "--strategy", "sync-easgd")
+
+    ended = run("train", *arguments, "--recipe", "none", "--sync-period", 4, "--out", "run", folder=tmp_path)
+
+    assert ended.return_code == NotFinite.exit_code, ended.errors
+    assert "are not finite after step 1 (loss 2." in ended.error
+    assert "no snapshot was written" in ended.error
+    assert not list(tmp_path.glob("run/snapshots/step_*"))
+
+
 def assert_all_finite(out: Path) -> None:
     """Every snapshot of the run."""
     for model in out.glob("snapshots/*/*.caffemodel"):

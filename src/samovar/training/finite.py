@@ -54,6 +54,11 @@ class FiniteCheck:
         if name := first_not_finite(self._views):
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite {self._when}; {_WHAT_TO_DO}")
 
+    def require_own(self) -> None:
+        """Raises NotFinite if a snapshot must not hold these weights. At a center a worker may heal, and continues."""
+        if not isinstance(self._strategy, CenterSteps):
+            self.require()
+
     def _look(self, steps_done: int) -> None:
         if not self._weights.is_near:
             self.require()

@@ -115,6 +115,7 @@ class FolderSaver:
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
         """Write this rank's part, and wait until every rank has written its own."""
         self._learner.strategy.drain()  # weights that are under way belong to this step, too
+        self._learner.finite.require_own()
         own = self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
         came = {} if self._others is None else self._others.collect(own)
         process_ids = stagings.gather([os.getpid()], self._deadline())[:, 0]
