@@ -55,9 +55,19 @@ class FiniteCheck:
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite {self._when}; {_WHAT_TO_DO}")
 
     def require_own(self) -> None:
-        """Raises NotFinite if a snapshot must not hold these weights. At a center a worker may heal, and continues."""
-        if not isinstance(self._strategy, CenterSteps):
-            self.require()
+        """Raises NotFinite if a snapshot must not hold these weights, or the histories of this worker's solver.
+
+        At a center a worker may heal, and continues. Cost: one read of each.
+        """
+        if isinstance(self._strategy, CenterSteps):
+            return
+        self.require()
+        for history in self._solver.histories:
+            if name := first_not_finite({name: history.view(name) for name in self._views}):
+                raise NotFinite(
+                    f"rank {self._rank}: the solver's histories of {name} are not finite {self._when}: a gradient was "
+                    "too large to square; set clip_gradients, or look at this rank's data"
+                )
 
     def _look(self, steps_done: int) -> None:
         if not self._weights.is_near:

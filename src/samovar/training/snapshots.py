@@ -64,6 +64,7 @@ class PrefixSaver:
         learner = self._learner
         learner.strategy.gather_histories()
         with learner.with_evaluated_weights():
+            learner.finite.require_own()
             if self._rank:
                 return None
             files = caffe_files(
@@ -110,6 +111,7 @@ class FolderSaver:
         learner = self._learner
         learner.strategy.gather_histories()
         with learner.with_evaluated_weights():
+            learner.finite.require_own()
             return self._write(steps_done, staged) if self._group.rank == 0 else None
 
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
