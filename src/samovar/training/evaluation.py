@@ -17,7 +17,7 @@ from samovar.data.reader import BatchReader
 from samovar.data.stream import evaluation_batches
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.half import NetOutput
-from samovar.transports.base import Region, Transport
+from samovar.transports.base import Notification, Region, Transport
 
 MAX_VALUES = 1 << 12  # of all outputs together; nobody reads more
 MAX_TABLE_VALUES = 1 << 25  # of all batches, 256 MiB
@@ -40,8 +40,8 @@ class Evaluation:
 
     Rank r computes batches r, r + P, and so on; if the net carries states from batch to batch, rank 0 computes all.
     Each result is made by one rank and only copied by the others (x + 0 = x). The mean is taken in batch order, so any
-    number of workers gives the same bits. `number` distinguishes several test nets. Raises InputError if the outputs
-    have too many values.
+    number of workers gives the same bits. Workers wait for each other as long as batches come within `timeout_s`.
+    `number` distinguishes several test nets. Raises InputError if the outputs have too many values.
     """
 
     def __init__(
@@ -69,20 +69,27 @@ class Evaluation:
         window = transport.open_window(f"test {number} results", count * 8, 0)
         self._results = Region.of(window, 0, count, np.float64)
         plan = tree_all_reduce(transport.group.rank, transport.group.world_size)
+        self._progress = transport.open_window(f"test {number} progress", 0, transport.group.world_size)
+        self._num_before = 0  # batches of earlier runs
         self._channel = open_channel(f"test {number} all-reduce", plan, transport, self._results)
 
     def run(self) -> TestResult:
         """Run the test; the result is the same on every rank."""
         table = self._results.array.reshape(self._num_batches, len(self._columns) + 1)
         table[...] = 0.0
-        group, num_batches, waiting_s = self._group, self._num_batches, self._timeout_s
+        group, num_batches = self._group, self._num_batches
         if self._net.forget():
             group, num_batches = Group(0, 1), num_batches * (group.rank == 0)
-            waiting_s *= self._num_batches  # the others wait for all batches
         with torch.no_grad():
             for batch, tensors in evaluation_batches(self._reader, group, num_batches):
                 table[batch] = self._values(self._net(tensors))
-        self._channel.run(Deadline.after(waiting_s))
+                for peer in range(self._group.world_size):
+                    self._progress.notify(peer, Notification(self._group.rank, self._num_before + batch + 1))
+        for batch in range(self._num_batches):  # of a slow rank each may take as long
+            peer = batch % group.world_size
+            self._progress.wait(peer, self._num_before + batch + 1, peer, Deadline.after(self._timeout_s))
+        self._num_before += self._num_batches
+        self._channel.run(Deadline.after(self._timeout_s))
         means = [float(np.mean(table[:, column])) for column in range(table.shape[1])]
         return TestResult(self._named(means), means[-1], tuple(self._named(row) for row in table))
 

@@ -1,7 +1,8 @@
-"""A test pass of a net whose layers carry states from batch to batch."""
+"""A test pass of several workers, also of a net whose layers carry states from batch to batch."""
 
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -37,13 +38,20 @@ def prototxt(tmp_path: Path) -> Path:
 
 
 def results(
-    prototxt: Path, transport: ShmTransport, count: int, timeout_s: float = 30.0, pause_s: float = 0.0
+    prototxt: Path,
+    transport: ShmTransport,
+    count: int,
+    num_batches: int = NUM_BATCHES,
+    timeout_s: float = 30.0,
+    pauses_s: tuple[float, ...] = (0.0, 0.0),
 ) -> list[float]:
+    """The means of `count` passes; each batch takes this rank's time of `pauses_s` longer."""
+    pause_s = pauses_s[transport.group.rank]
     definition = load_net(prototxt)
     with BatchReader(definition.data_layers("TEST"), training=False) as reader:
         net = build_net(definition, "TEST", reader.top_shapes, seed=1)
         net.register_forward_pre_hook(lambda *_: time.sleep(pause_s))
-        evaluation = Evaluation(net, reader, NUM_BATCHES, transport, timeout_s)
+        evaluation = Evaluation(net, reader, num_batches, transport, timeout_s)
         return [evaluation.run().outputs["sum"] for _ in range(count)]
 
 
@@ -62,6 +70,12 @@ def test_a_sequence_goes_on_from_batch_to_batch_and_every_test_begins_anew(proto
     np.testing.assert_allclose(means, whole / NUM_BATCHES, rtol=1e-5)
 
 
-def test_others_wait_for_a_whole_test_of_one_worker(prototxt: Path) -> None:
-    first, second = on_threads(2, lambda transport: results(prototxt, transport, 1, timeout_s=0.6, pause_s=0.3))
+@pytest.mark.parametrize("carries", [True, False])
+def test_others_wait_for_a_slow_worker_whose_batches_come_in_time(prototxt: Path, carries: bool) -> None:
+    """Its share of 16 batches, or all of them, takes longer than the timeout."""
+    if not carries:
+        rows = prototxt.read_text().strip().splitlines()[0]
+        prototxt.write_text(rows + 'layer { name: "sum" type: "Reduction" bottom: "x" top: "sum" }')
+    times: dict[str, Any] = {"num_batches": 16, "timeout_s": 2.0, "pauses_s": (0.14 if carries else 0.28, 0.0)}
+    first, second = on_threads(2, lambda transport: results(prototxt, transport, 1, **times))
     assert first == second
