@@ -130,12 +130,12 @@ class Save:
     def _contribute(self, part: Part, moved: Callable[[], None]) -> None:
         digests = _digests(part, moved)
         known_file, begun = self._place("known"), self._place("begun")
-        self._await(known_file.exists, 0, known_file, moved)
+        self._await(known_file.exists, 0, moved)
         tensors, prefix = keys_of(digests, json.loads(known_file.read_bytes()), self.rank), f"rank_{self.rank}/"
         own = {key: part.blocks[name] for name, (key, _) in tensors.items() if key.startswith(prefix)}
         note = json.dumps({"note": part.note, "tensors": tensors})
         publish_file(self._place(f"{self.rank}.part"), _file(own, {"manifest": note}, moved))
-        self._await(lambda: not begun.exists(), 0, self.path, moved)
+        self._await(lambda: not begun.exists(), 0, moved)
 
     def _join(self, part: Part, moved: Callable[[], None]) -> None:
         digests = _digests(part, moved)
@@ -156,7 +156,7 @@ class Save:
     def _received(self, rank: int, moved: Callable[[], None]) -> "tuple[Any, dict[str, _Stored]]":
         """The note of another process, and its tensors, which are in its part."""
         place = self._place(f"{rank}.part")
-        self._await(place.exists, rank, place, moved)
+        self._await(place.exists, rank, moved)
         with place.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             fields = json.loads(file.read(length))
@@ -167,9 +167,10 @@ class Save:
             for first, last in [each["data_offsets"]]
         }
 
-    def _await(self, has_come: Callable[[], bool], rank: int, place: Path, moved: Callable[[], None]) -> None:
-        """Wait for process `rank`, which may take long to write the file at `place`."""
-        failed, partial = self._place(f"{rank}.failed"), f".{glob.escape(place.name)}.*.partial"
+    def _await(self, has_come: Callable[[], bool], rank: int, moved: Callable[[], None]) -> None:
+        """Wait for process `rank`, which may take long, as long as any file of this save grows."""
+        failed, name = self._place(f"{rank}.failed"), re.escape(self.path.name)
+        ours = re.compile(rf"\.\.?{name}\.({re.escape(self.token)}\..+|\d+\.partial)")
         size, deadline = -1, Deadline.after(self.timeout_s)
         mark, who = self.marks[rank] if self.marks else "", f"rank {self.rank}: save: "
         process = open_process(mark) if mark else None
@@ -179,7 +180,7 @@ class Save:
                     raise SamovarError(f"{who}rank {rank} could not write {self.path}; see its error")
                 if process is not None and process.ended() and not has_come():
                     raise RankFailed(f"{who}rank {rank} ended before {self.path} was complete; see its log")
-                grown = sum(_size_of(other) for other in place.parent.glob(partial))
+                grown = sum(_size_of(other) for other in self.path.parent.iterdir() if ours.fullmatch(other.name))
                 if grown != size:
                     size, deadline = grown, Deadline.after(self.timeout_s)
                     moved()

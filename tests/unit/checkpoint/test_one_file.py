@@ -1,12 +1,14 @@
 """One file of several processes: what goes in comes out, whole or not at all, and damage is found."""
 
+import errno
 import json
 import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import safetensors.numpy
 
 from samovar.checkpoint.one_file import Block, CheckpointFile, Part, Save
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.transports.processes import own_mark
 
@@ -25,7 +28,7 @@ RANKS: list[Arrays] = [
     {"model/weight": SHARED, "step": np.array(4, np.int64), "model/bias": np.ones(3, np.float64)},
     {"model/weight": SHARED + 1, "step": np.array(3, np.int64), "mask": np.array([True, False])},
 ]
-CODES = {"float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL"}
+CODES = {"float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL", "uint8": "U8"}
 
 
 def part_of(note: object, arrays: Arrays) -> Part:
@@ -107,6 +110,34 @@ def test_if_one_process_cannot_write_all_say_so_and_the_old_file_stays(tmp_path:
     assert all(isinstance(error, SamovarError) for error in errors), errors
     assert isinstance(errors[rank], InputError)
     assert path.read_bytes() == before
+
+
+class Watched(Block):
+    """A tensor whose next piece is written when another process has seen the last one grow."""
+
+    seen = threading.Event()
+
+    def pieces(self) -> Iterator[memoryview]:
+        for piece in self.data[: 1 << 17], self.data[1 << 17 :]:
+            self.seen.clear()
+            yield piece
+            if not self.seen.wait(TIMEOUT_S / 4):
+                raise OSError(errno.EIO, "nobody saw this piece")
+
+
+def test_a_process_that_has_written_waits_as_long_as_another_one_writes(tmp_path: Path) -> None:
+    """Rank 2 has written its part before rank 1 begins to."""
+    saves = [Save(tmp_path / "a", "7", rank, 3, TIMEOUT_S) for rank in range(3)]
+    saves[0].begin()
+    parts = [part_of({}, {"x": np.full(1 << 18, rank, np.uint8)}) for rank in range(3)]
+    block = parts[1].blocks["x"]
+    parts[1] = Part({}, {"x": Watched(block.code, block.shape, block.data)})
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(saves[0].write, parts[0], lambda: None)]
+        others.append(pool.submit(saves[2].write, parts[2], Watched.seen.set))
+        assert polled((tmp_path / ".a.7.2.part").exists, Deadline.after(TIMEOUT_S), 0.01)
+        saves[1].write(parts[1], lambda: None)
+        assert [other.result() for other in others] == [None, None]
 
 
 def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
