@@ -253,6 +253,8 @@ def _snapshot_prefix(text: TextMessage) -> Path:
     written = text.message.snapshot_prefix
     prefix = Path(written)
     try:
+        if min(written, default=" ") < " ":
+            raise ValueError(r"has a control character, such as the newline that \n is here (write / or \\)")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             Path(f"{written}_iter_1000000000.solverstate.h5").stat()
     except (OSError, ValueError) as error:  # a name that no file can have
