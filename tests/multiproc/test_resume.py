@@ -164,3 +164,15 @@ def test_a_snapshot_waits_for_weights_that_are_under_way(tmp_path: Path) -> None
     succeed("train", "--solver", solver, *shape, "--snapshot", "auto", "--out", "whole", folder=tmp_path)
     assert before["samples"] == 20 * 16
     assert result_of(tmp_path / "whole") == before  # of the run that trained: this one made no step
+
+
+def test_a_run_without_a_step_leaves_the_snapshot_that_it_resumed(solver: Path, tmp_path: Path) -> None:
+    """Of another strategy and number of workers: it would leave out what only the old ones had."""
+    with_center = (*arguments_of(solver, 2, False, 4), "--strategy", "sync-easgd", "--out", "out")
+    succeed(*with_center, folder=tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "out/snapshots").rglob("*") if path.is_file()}
+    assert {"rank_0.safetensors", "rank_1.safetensors"} <= {path.name for path in before}
+    for out in "out", "other":
+        succeed(*arguments_of(solver, 1, False, 4), "--snapshot", "out/snapshots/latest", "--out", out, folder=tmp_path)
+    assert {path: path.read_bytes() for path in (tmp_path / "out/snapshots").rglob("*") if path.is_file()} == before
+    assert list(tmp_path.glob("other/snapshots/step_*"))

@@ -15,8 +15,12 @@ def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Sch
             "raise max_iter or --iterations"
         )
     solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
-    make = _as_caffe if config.by_caffe else _plain
-    return make(caffe, first_step, num_steps)
+    if config.by_caffe:
+        return _as_caffe(caffe, first_step, num_steps)
+    # Without a step this run has nothing new to save, and perhaps less. Other hosts cannot tell whose snapshot it is.
+    started = config.snapshot if first_step == num_steps and config.hosts is None else None
+    is_saved = started is not None and started.resolve().is_relative_to(config.out.resolve())
+    return _plain(caffe, first_step, num_steps, save_at_end=not is_saved)
 
 
 def num_steps_of(config: RunConfig, caffe: CaffeSolver) -> int:
@@ -31,14 +35,15 @@ def first_step(config: RunConfig, schedule: Schedule) -> int:
     return schedule.first_step
 
 
-def _plain(caffe: CaffeSolver, first_step: int, num_steps: int) -> Schedule:
-    """Save and test at the end in any case."""
+def _plain(caffe: CaffeSolver, first_step: int, num_steps: int, *, save_at_end: bool) -> Schedule:
+    """Test at the end in any case."""
     return Schedule(
         first_step,
         num_steps,
         test_interval=caffe.test_interval,
         test_at_start=caffe.test_initialization and first_step == 0 and caffe.test_interval > 0,
         snapshot_interval=caffe.snapshot,
+        save_at_end=save_at_end,
     )
 
 
@@ -53,7 +58,7 @@ def _as_caffe(caffe: CaffeSolver, first_step: int, num_steps: int) -> Schedule:
         and first_step < num_steps
         and (first_step > 0 or caffe.test_initialization),
         snapshot_interval=caffe.snapshot,
-        save_at_end=caffe.snapshot_after_train,
+        save_at_end=caffe.snapshot_after_train and (first_step < num_steps or not _divides(caffe.snapshot, num_steps)),
         forward_at_end=_divides(caffe.display, num_steps),
         test_at_end=_divides(interval, num_steps),
         is_prompt=True,
