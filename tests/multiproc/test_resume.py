@@ -176,3 +176,15 @@ def test_a_run_without_a_step_leaves_the_snapshot_that_it_resumed(solver: Path, 
         succeed(*arguments_of(solver, 1, False, 4), "--snapshot", "out/snapshots/latest", "--out", out, folder=tmp_path)
     assert {path: path.read_bytes() for path in (tmp_path / "out/snapshots").rglob("*") if path.is_file()} == before
     assert list(tmp_path.glob("other/snapshots/step_*"))
+
+
+def test_a_run_that_resumes_with_another_batch_says_so(solver: Path, tmp_path: Path) -> None:
+    """Not for one worker, whose batch is the whole one in any case."""
+    for workers, num_notices in (2, 1), (1, 0):
+        out = ("--out", f"out{workers}")
+        succeed(*arguments_of(solver, workers, False, 2), *out, folder=tmp_path)
+        more = (*arguments_of(solver, 2, False, 4), *out, "--snapshot", "latest", "--batch-mode", "global")
+        ended = succeed(*more, folder=tmp_path)
+        assert ended.errors.count("saved with other --batch-mode, --exact or --recipe; steps count on") == num_notices
+        same = (*arguments_of(solver, 2, False, 6), *out, "--snapshot", "latest", "--batch-mode", "global")
+        assert "saved with other" not in succeed(*same, folder=tmp_path).errors

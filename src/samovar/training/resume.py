@@ -20,6 +20,7 @@ from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
 
 RANK_PART = "rank_{}"
+SHARES_BATCH = "shares_batch"  # in a snapshot's configuration, besides its own fields
 _COMMON_PARTS = ("weights", "momentum", "strategy", "factors")
 
 
@@ -88,7 +89,11 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
 def _changed(had: Mapping[str, object], config: RunConfig) -> str:
     """The flags that say which samples a step has, and differ from those of the snapshot."""
     has, names = config.to_json(), ("large_batch", "seed", "shuffle")
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names if had.get(name, has[name]) != has[name])
+    flags = [f"--{name.replace('_', '-')}" for name in names if had.get(name, has[name]) != has[name]]
+    shared = had.get(SHARES_BATCH, config.shares_batch)
+    if shared != config.shares_batch and (config.workers if shared else had["workers"]) != 1:
+        flags.append("--batch-mode, --exact or --recipe")
+    return ", ".join(flags)
 
 
 def _sharing(config: Mapping[str, object]) -> str:

@@ -23,7 +23,7 @@ from samovar.solver.flat import num_histories
 from samovar.training.build import Learner
 from samovar.training.evaluated import CenterWeights
 from samovar.training.parts import PartsOfOthers
-from samovar.training.resume import RANK_PART
+from samovar.training.resume import RANK_PART, SHARES_BATCH
 from samovar.transports.base import Transport
 
 
@@ -140,7 +140,8 @@ class FolderSaver:
         elif state := learner.strategy.state_dict():
             parts["factors"] = state
         files = caffe_files(f"{self._prefix}_iter_{steps_done}", self._format, learner, steps_done, weights)
-        return self._store.save(steps_done, parts, files, self._config.to_json(), staged)
+        config = {**self._config.to_json(), SHARES_BATCH: self._config.shares_batch}
+        return self._store.save(steps_done, parts, files, config, staged)
 
 
 def caffe_files(
