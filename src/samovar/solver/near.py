@@ -1,7 +1,7 @@
 """The update rules of native/solver_kernels.hpp on a device, each a few operations on a whole bucket in place.
 
-Operations are those of the native kernels, in their order, with one rounding each, so SGD gives the same bits. Where
-a square root is not rounded correctly (PyTorch's on the CPU), other rules agree within 1e-6. Nothing waits.
+Operations are those of the native kernels, in their order, with one rounding each, so SGD and Nesterov give the same
+bits. Where a square root is not rounded correctly (PyTorch's on the CPU), other rules agree within 1e-6. Nothing waits.
 """
 
 from collections.abc import Sequence
