@@ -160,5 +160,4 @@ def _is_note(value: object) -> bool:
         return False
     if value.keys() == {"float"}:
         return value["float"] in ("nan", "inf", "-inf")
-    shape = value.get("shape")
-    return value.keys() == {"dtype", "shape"} and isinstance(shape, list)
+    return value.keys() == {"dtype", "shape"} and isinstance(value["shape"], list)

@@ -125,7 +125,9 @@ class SnapshotStore:
                 skipped.append(str(error))
             else:
                 return folder, tuple(skipped)
-        raise InputError(_none_found(self.folder, skipped))
+        if skipped:
+            raise InputError(f"{self.folder} holds no snapshot that is whole: " + "; ".join(skipped))
+        raise InputError(f"{self.folder} holds no snapshot; train with snapshots first, or leave --snapshot out")
 
     def clean(self) -> tuple[Path, ...]:
         """Remove unfinished saves of dead processes and of this one; return what was removed.
@@ -274,12 +276,6 @@ def _check_names(content: _Content) -> None:
     names = [part + PART_SUFFIX for part in parts] + list(content.files)
     assert all(is_plain_name(name) for name in names), f"not names of files in one folder: {names}"
     assert len({*names, MANIFEST_NAME}) == len(names) + 1, f"one name for two files: {names}"
-
-
-def _none_found(folder: Path, skipped: list[str]) -> str:
-    if not skipped:
-        return f"{folder} holds no snapshot; train with snapshots first, or leave --snapshot out"
-    return f"{folder} holds no snapshot that is whole: " + "; ".join(skipped)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -31,11 +31,6 @@ class Share:
     sha256: str
 
     @property
-    def first_record(self) -> int:
-        """The number of its first record in the database."""
-        return self.number * self.run_records
-
-    @property
     def num_own_records(self) -> int:
         runs, rest = divmod(self.num_records, self.run_records)
         own_runs = max(0, -(-(runs - self.number) // self.num_shares))

@@ -61,6 +61,11 @@ class RankContext:
     def is_first(self) -> bool:
         return self.transport.group.rank == 0
 
+    def inform(self, text: str) -> None:
+        """Report a finding of all ranks once."""
+        if self.is_first:
+            self.writer.write(Notice(level="info", text=text))
+
 
 def use_cpus(cpus: tuple[int, ...]) -> None:
     """Pin this process, and the threads that it starts later."""

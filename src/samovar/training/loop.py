@@ -119,7 +119,7 @@ class Duties:
         outcome: Outcome | None = None,
     ) -> None:
         self.outcome = Outcome(schedule.first_step) if outcome is None else outcome
-        self.settle = _nothing
+        self.settle = lambda: None  # all steps are reported at once
         self._schedule = schedule
         self._evaluate = evaluate
         self._save = save
@@ -212,10 +212,6 @@ class Training:
             loss = worker.step(pace.steps_done, rate_step)
             pace.stepped(StepMade(rate_step, loss, worker.times, time.monotonic() - started_s))
         return pace.end()
-
-
-def _nothing() -> None:
-    """All steps are reported at once."""
 
 
 def _passed(interval: int, before: int, now: int) -> bool:

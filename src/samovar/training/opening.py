@@ -16,7 +16,6 @@ from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
-from samovar.report.records import Notice
 from samovar.report.wording import counted
 from samovar.training import build
 from samovar.training.context import RankContext
@@ -38,14 +37,13 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
     require_memory(total * len(inside) // group.world_size if share is None else total // share.num_shares)
     started_s = time.monotonic()
     num_parts, part = (group.world_size, "worker") if share is None else (share.num_shares, "host")
-    _tell(
-        context,
+    context.inform(
         f"--hold-data: {len(reader):,} records, decoded about {total / _MB:,.1f} MB, "
         f"{total / num_parts / _MB:,.1f} MB on each of {counted(num_parts, part)}",
     )
     deadline = partial(Deadline.after, context.config.timeout_s)
     reader.fill_cache(CacheSetup(context.transport, deadline, _Loading(context), inside))
-    _tell(context, f"--hold-data: all records are in memory after {time.monotonic() - started_s:.1f} s")
+    context.inform(f"--hold-data: all records are in memory after {time.monotonic() - started_s:.1f} s")
 
 
 def require_memory(total: int) -> None:
@@ -68,12 +66,7 @@ class _Loading:
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
             self._told_s = time.monotonic()
-            _tell(self._context, f"--hold-data: {done / total:.0%} loaded")
-
-
-def _tell(context: RankContext, text: str) -> None:
-    if context.is_first:
-        context.writer.write(Notice(level="info", text=text))
+            self._context.inform(f"--hold-data: {done / total:.0%} loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +108,8 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     seed = build.run_seed(config, caffe)
     with build.open_reader(definition, "TRAIN", config, seed) as reader:
         changed, changes = by_recipe(config, caffe, reader.batch_size)
-        if context.is_first and (sentence := larger_steps(config, caffe, reader.batch_size, changes)):
-            context.writer.write(Notice(level="info", text=sentence))
+        if sentence := larger_steps(config, caffe, reader.batch_size, changes):
+            context.inform(sentence)
         net = build.net_for(definition, reader, seed, config)
         learns = any(info.parameter.requires_grad for info in net.parameter_infos)
         if missing := "" if learns and net.loss_weights else "parameter to learn" if net.loss_weights else "loss":

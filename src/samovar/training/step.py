@@ -110,7 +110,7 @@ class Worker:
                 last_part=index == parts.count - 1,
                 before_forward=self._before_forward,
                 gradient_final=self._strategy.gradient_final,
-                forward_done=self._forward_done,
+                forward_done=partial(laps.lap, "forward_s"),
             )
             if parts.sums is not None:
                 parts.sums.add()
@@ -140,9 +140,6 @@ class Worker:
         self._laps.lap("forward_s")
         self._strategy.before_forward(bucket)
         self._laps.lap("exchange_s")
-
-    def _forward_done(self) -> None:
-        self._laps.lap("forward_s")
 
     def _update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         self._laps.lap("exchange_s")

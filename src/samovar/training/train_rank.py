@@ -71,7 +71,7 @@ class TrainRank:
             self._center = RunCenter(context, layout, start_step, goal, stack, self._order)
         first = start_step if self._center is None else self._center.first_step
         self._schedule = make_schedule(config, caffe, first)
-        callback, trace = TrialCallback(tell=self._tell_once), self._tracing.trace
+        callback, trace = TrialCallback(tell=context.inform), self._tracing.trace
         near = stack.enter_context(near_of(context))
         self._learner = build.build_learner(
             config, caffe, net, context.transport, self._start, trace, self._center, callback, near
@@ -231,11 +231,6 @@ class TrainRank:
     @property
     def _start_notices(self) -> tuple[str, ...]:
         return (*(self._start.notices if self._start else ()), *staged_notices(self._config, self._context.device))
-
-    def _tell_once(self, sentence: str) -> None:
-        """Report a finding of all ranks once."""
-        if self._context.is_first:
-            self._context.writer.write(Notice(level="info", text=sentence))
 
 
 class PipeVoice:

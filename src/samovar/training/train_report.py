@@ -12,7 +12,6 @@ import samovar
 from samovar.collectives.cost import ELEMENT_BYTES
 from samovar.config import RunConfig
 from samovar.core.plain import to_plain
-from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Notice, SnapshotWritten, Started
@@ -48,7 +47,8 @@ def announce(
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
         num_parameters=learner.num_parameters,
-        data_name=_data_name(reader),
+        # The first source's name, without the endings for its format and phase.
+        data_name=next((s.name.removesuffix("_lmdb").removesuffix("_train") for s in reader.sources), "no data files"),
         num_train_samples=len(reader),
         num_test_samples=tests[0].num_samples if tests else 0,
         workers=config.workers,
@@ -117,13 +117,6 @@ def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
     if config.strategy.is_async and config.strategy.group_size is None:
         return ""
     return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
-
-
-def _data_name(reader: BatchReader) -> str:
-    """The first source's name, without the endings for its format and phase."""
-    if not reader.sources:
-        return "no data files"
-    return reader.sources[0].name.removesuffix("_lmdb").removesuffix("_train")
 
 
 @contextlib.contextmanager

@@ -97,9 +97,6 @@ class PeerHello:
         job = sha256(self.job.encode()).digest()[:16]
         return _HELLO.pack(_MAGIC, self.rank, self.peer, self.world_size, _VERSION, job)
 
-    def is_packed_in(self, header: bytes) -> bool:
-        return header.startswith(self.pack())
-
 
 def speaker(header: bytes) -> int:
     """The rank that a PeerHello says it comes from; anything at all where it is none."""
@@ -178,7 +175,7 @@ class PeerService:
         """The rank at the other end. Raises SamovarError if it is none that belongs here."""
         header = channel.receive(self._config.deadline())
         peer, group = speaker(header), self._group
-        if not PeerHello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
+        if not header.startswith(PeerHello(self._config.job, peer, group.rank, group.world_size).pack()):
             raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
         with self._lock:
             before = self._present.get(peer)
