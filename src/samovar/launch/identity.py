@@ -16,7 +16,7 @@ AUTO = "auto"
 EMULATION = "SAMOVAR_EMULATION"
 LIBRARIES = ("mpi", "gaspi")
 TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", *LIBRARIES)
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ def identity(variables: Mapping[str, str]) -> Identity:
 def launcher_process() -> str:
     """The nearest ancestor that is not part of a rank itself: its process number and start time.
 
-    All ranks of a node share it. Ancestors with a rank's variables are wrappers, such as a shell or a profiler.
+    All ranks of a node share it. Ancestors with this rank's variables are wrappers, such as a shell or a profiler.
     """
     own = os.getpid()
-    while (parent := int(_status_fields(own)[1])) > 1 and _is_rank(parent):
+    while (parent := int(_status_fields(own)[1])) > 1 and _wraps_this_rank(parent):
         own = parent
     if not parent:
         raise InputError(
@@ -325,12 +325,16 @@ def _optional(given: Mapping[str, str], name: str) -> int | None:
     return _number(given, name) if name in given else None
 
 
-def _is_rank(process_id: int) -> bool:
+def _wraps_this_rank(process_id: int) -> bool:
+    """Whether that process has this rank's place. A launcher may have one of its own, such as a task of SLURM."""
+    own, meeting = own_identity(), {name: os.environ[name] for name in _MEETING if name in os.environ}
     try:
-        entries = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
-    except OSError:  # another user's: certainly no wrapper of ours
+        entries = os.fsdecode(Path(f"/proc/{process_id}/environ").read_bytes()).split("\0")
+        found = identity(dict(entry.partition("=")[::2] for entry in entries) | meeting)  # which a wrapper may have set
+    except (OSError, InputError):  # another user's, or incomplete: certainly no wrapper of ours
         return False
-    return any(entry.split(b"=")[0].decode(errors="replace") in _RANK_VARIABLES for entry in entries)
+    places = [(each.rank, each.world_size, each.local_rank) for each in (own, found)]
+    return own != Identity() and places[0] == places[1]
 
 
 def _status_fields(process_id: int) -> list[str]:

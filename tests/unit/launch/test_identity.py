@@ -47,6 +47,9 @@ OPEN_MPI = {
 }
 
 
+PROGRAM = "from samovar.launch.identity import launcher_process; print(launcher_process())"
+
+
 def without(variables: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in names}
 
@@ -184,9 +187,8 @@ def test_tasks_of_a_node() -> None:
 
 def test_ranks_under_wrappers_have_their_launcher_in_common(tmp_path: Path) -> None:
     """A shell that a launcher starts for a rank carries that rank's variables and is passed over."""
-    program = "from samovar.launch.identity import launcher_process; print(launcher_process())"
-    command = f'{sys.executable} -c "{program}"; true'
-    wrapped = [["sh", "-c", command], ["sh", "-c", f"sh -c '{command}'; true"], [sys.executable, "-c", program]]
+    command = f'{sys.executable} -c "{PROGRAM}"; true'
+    wrapped = [["sh", "-c", command], ["sh", "-c", f"sh -c '{command}'; true"], [sys.executable, "-c", PROGRAM]]
     said = {
         subprocess.run(
             words, env=os.environ | HYDRA, cwd=tmp_path, capture_output=True, text=True, check=True
@@ -196,6 +198,27 @@ def test_ranks_under_wrappers_have_their_launcher_in_common(tmp_path: Path) -> N
     assert len(said) == 1
     assert said.pop().startswith(f"{os.getpid()}-")
     assert launcher_process().startswith(f"{os.getppid()}-")
+
+
+def test_launchers_started_in_one_place_do_not_mix_their_ranks(tmp_path: Path) -> None:
+    """In a batch script and in a pod they inherit a rank's variables, which are not those of the ranks they start."""
+    batch = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}
+    pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "29500"}
+    by_hydra = {"PMI_RANK": "{}", "PMI_SIZE": "2", "MPI_LOCALRANKID": "{}", "MPI_LOCALNRANKS": "2"}
+    by_torchrun = pod | {"RANK": "{}", "LOCAL_RANK": "{}", "LOCAL_WORLD_SIZE": "2"}
+    launcher = (
+        "import os, subprocess, sys\n"
+        "for rank in '01':\n"
+        "    place = {name: value.format(rank) for name, value in %r.items()}\n"
+        "    for wrapper in ([], ['sh', '-c', 'export LOCAL_RANK=$MPI_LOCALRANKID$LOCAL_RANK; \"$@\"; true', 'sh']):\n"
+        "        subprocess.run([*wrapper, sys.executable, '-c', %r], env=os.environ | place, check=True)\n"
+    )
+    for outer, place in ((batch, by_hydra), (batch, by_torchrun), (pod, by_torchrun)):
+        words = [sys.executable, "-c", launcher % (place, PROGRAM)]
+        with subprocess.Popen(words, env=os.environ | outer, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as job:
+            assert job.stdout is not None
+            found = job.stdout.read().split()
+        assert [each.partition("-")[0] for each in found] == [str(job.pid)] * 4
 
 
 def test_gpi2_finds_what_gaspi_run_would_tell_it_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
