@@ -307,13 +307,41 @@ def test_other_settings_are_refused_on_both(
 def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path, digits: Path) -> None:
     wider = write_solver(write_net(tmp_path, digits, hidden=33), 12)
     for code, error in both(tmp_path, ("--solver", solver), ("--solver", wider)):
-        assert (code, "has another solver or net than host 0" in error) == (2, True), error
+        assert (code, "has another solver, net or strategy than host 0" in error) == (2, True), error
     make_key(tmp_path / "one.pem")
     make_key(tmp_path / "two.pem")
     keys = [("--solver", solver, "--timeout", 10, "--key-file", tmp_path / f"{name}.pem") for name in ("one", "two")]
     (_, first), (code, second) = both(tmp_path, *keys)
     assert "host 1 did not come" in first
     assert (code, "does not hold the same key" in second) == (2, True), second
+
+
+def test_the_weights_that_a_solver_names_are_those_of_host_0(solver: Path, tmp_path: Path) -> None:
+    """Each host has a file of that name, with other weights."""
+    own = []
+    for number in range(2):
+        (home := tmp_path / f"host{number}").mkdir()
+        words = ("train", "--solver", solver, "--seed", 1 + number, "--iterations", 1, "--out", home / "run")
+        succeed(*words, folder=tmp_path)
+        (weights,) = (home / "run").glob("snapshots/*/*.caffemodel")
+        weights.rename(home / "first.caffemodel")
+        own.append(("--solver", home / "solver.prototxt"))
+        own[number][1].write_text(solver.read_text() + 'weights: "first.caffemodel"\n')
+    with started(tmp_path, (1, 1), "--collective", "ring", own=own) as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(own[0][1], tmp_path, 2, "--collective", "ring")
+    for code, error in both(tmp_path, ("--solver", solver), own[1]):
+        assert (code, "has --weights 1 file, and host 0 0 files" in error) == (2, True), error
+
+
+@pytest.mark.slow
+def test_another_strategy_of_the_same_name_is_refused(solver: Path, tmp_path: Path, repository_root: Path) -> None:
+    text = (repository_root / "examples/strategy/growing.py").read_text()
+    for number in range(2):
+        (home := tmp_path / f"out-host{number}").mkdir()
+        (home / "growing.py").write_text(f"{text}\nNUMBER = {number}\n")
+    words = ("--solver", solver, "--strategy", "growing:GrowingSgd")
+    for code, error in both(tmp_path, words, words):
+        assert (code, "has another solver, net or strategy than host 0" in error) == (2, True), error
 
 
 @pytest.mark.slow

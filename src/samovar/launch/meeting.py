@@ -54,7 +54,7 @@ class HostHello:
     """A host's description of itself: its workers, where they listen, and what must be the same on all hosts.
 
     `threads` are the cores on which each worker computes, and `spare` its further ones. `versions` are those of
-    packages. `settings` are the flags of the run, `nets` a hash of the solver and its nets.
+    packages. `settings` are the flags of the run, `nets` a hash of the solver, its nets and an own strategy.
     """
 
     number: int
@@ -300,7 +300,7 @@ def _misfit(own: HostHello, hello: HostHello, place: HostPlace) -> str | None:
         if here != there:
             return f"{who} has {setting} {_shown(there)}, and host 0 {_shown(here)}; give all hosts the same"
     if hello.nets != own.nets:
-        return f"{who} has another solver or net than host 0; copy the files of host 0 there"
+        return f"{who} has another solver, net or strategy than host 0; copy the files of host 0 there"
     return None
 
 

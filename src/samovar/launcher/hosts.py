@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import inspect
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.report.wording import counted
+from samovar.strategies.base import kind_of
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import key_path, read_key
 
@@ -99,7 +101,7 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
     for flag, is_given in (("--snapshot", has_snapshot), ("--replay", config.replay is not None)):
         settings[flag] = "yes" if is_given else "no"
-    settings["--weights"] = counted(len(config.weights), "file")
+    settings["--weights"] = counted(len(_weights(config)), "file")
     return HostHello(
         place.number,
         socket.gethostname(),
@@ -128,14 +130,21 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return plain
 
 
+def _weights(config: RunConfig) -> tuple[Path, ...]:
+    """The files with the first weights: those of the flag, else the solver's."""
+    return config.weights or (load_solver(config.model).weights if config.job == "train" else ())
+
+
 def _digest(config: RunConfig) -> str:
-    """Of the solver and its nets, without the places of files."""
+    """Of the solver and its nets, without the places of files, and of a strategy of the user's own."""
     nets, texts = [NetSource(config.model, "")], []
     if config.job == "train" or (config.job == "time" and config.is_solver):
         solver = load_solver(config.model)
         nets = [solver.net, *(test.source for test in solver.test_nets)]
         texts = [solver.path.read_text(errors="replace")]
     texts += [str(net.read().message) for net in nets]
+    if config.strategy.source is not None:
+        texts.append(Path(inspect.getfile(kind_of(config.strategy.name))).read_text(errors="replace"))
     return hashlib.sha256("".join(_NO_MATTER.sub("", text) for text in texts).encode()).hexdigest()
 
 
@@ -144,6 +153,8 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
     try:
         with _keeping(config, others) as own:
             settled, run = lead(own)
+            if settled.snapshot is None:  # the others' solvers may name files with other weights
+                settled = replace(settled, weights=_weights(settled))
             _show_hosts(met, console)
             others.begin(settled.to_json(), _files_of(settled))
             result = run(others)

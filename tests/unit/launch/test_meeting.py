@@ -110,7 +110,7 @@ def test_by_number_of_ranks_hosts_only_have_an_order() -> None:
         ({"versions": {"samovar": "0.2", "torch": "2.0"}}, r"host 1 \(host1\) has samovar 0.2, and host 0 0.1"),
         ({"versions": {"samovar": "0.1", "torch": "none"}}, r"has torch none, and host 0 2.0"),
         ({"settings": {"--seed": 2}}, r"host 1 \(host1\) has --seed 2, and host 0 1; give all hosts the same"),
-        ({"nets": "other"}, r"host 1 \(host1\) has another solver or net than host 0"),
+        ({"nets": "other"}, r"host 1 \(host1\) has another solver, net or strategy than host 0"),
         ({"threads": "many"}, r"a message does not come from this version of Samovar"),
         ({"settings": 1}, r"a message does not come from this version of Samovar"),
         ({"number": 2}, r"hosts are numbered from 0 to 1"),
