@@ -91,6 +91,24 @@ def test_variables_by_hand(solver: Path, tmp_path: Path, expected: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_defaults_of_caffe_train_follow_from_the_workers_of_all_hosts(solver: Path, tmp_path: Path) -> None:
+    """Each process has two. What a strategy's default follows from is not the number of processes."""
+    words = (SAMOVAR, "caffe", "train", "-solver", solver, "-threads_per_worker", 1, "-workers", 2)
+    own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    solver.write_text(solver.read_text().replace("max_iter: 12", "max_iter: 10000000 display: 1"))
+    with reserved_port() as port:
+        (home := tmp_path / "passing").mkdir()
+        own |= {"MASTER_PORT": str(port), "TMPDIR": str(home)}
+        commands = [start((*words, "-strategy", "sync-easgd"), tmp_path, RANK=str(rank), **own) for rank in (0, 1)]
+        with commands[0] as first, commands[1] as second:
+            first.until(lambda: "Iteration 2," in first.errors, "they train")
+            found = [json.loads(path.read_text()) for path in home.glob("*/config.json")]
+            first.send(signal.SIGINT)
+            assert [each.wait().return_code for each in (first, second)] == [0, 0]
+    assert [(each["workers"], each["strategy"]["moving_rate"]) for each in found] == [(4, 0.18)] * 2, found
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())
 def test_srun(solver: Path, tmp_path: Path, expected: str) -> None:
     folder = tmp_path / "slurm"

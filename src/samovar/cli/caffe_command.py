@@ -23,12 +23,11 @@ from samovar.launch.processes import AT_ONCE, DEFAULT_EFFECTS, SignalEffect
 from samovar.launcher.hosts import run_anywhere
 from samovar.launcher.job import exit_code_of, remove_unfinished
 from samovar.launcher.placing import on_device, placed
-from samovar.launcher.started import as_started, num_started
+from samovar.launcher.started import as_started
 from samovar.report.caffe_log import CaffeLog
 from samovar.report.console import Console
 from samovar.report.result import RunResult
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.defaults import resolved
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO
 
@@ -76,7 +75,7 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
     solver = load_solver(path)
     _require_place_for_snapshots(solver)
     settings = {BUCKET.name: "model", **given.settings}
-    sharing = resolved(asked_for(given.strategy, AUTO, settings), num_started(given.workers))
+    sharing = asked_for(given.strategy, AUTO, settings)
     config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
     if config.is_async:
         raise InputError(

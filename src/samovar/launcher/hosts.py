@@ -30,6 +30,7 @@ from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.report.wording import counted
 from samovar.strategies.base import kind_of
+from samovar.strategies.defaults import resolved
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import key_path, read_key
 
@@ -80,13 +81,13 @@ def run_anywhere(
     effects: Mapping[int, SignalEffect] = AT_ONCE,
 ) -> RunResult | None:
     """A job without a run folder, on this host or as this host's part of several; `display` shows it on host 0."""
-    if place is None:
-        return run_without_folder(config, display, effects)
 
-    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0], RunResult | None]]:
+    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0 | None], RunResult | None]]:
+        if config.job == "train":  # defaults of the strategy may follow from the number of workers, here that of all
+            config = replace(config, strategy=resolved(config.strategy, config.workers))
         return config, lambda others: run_without_folder(config, display, effects, others)
 
-    return run_on_hosts(config, place, console, lead)
+    return lead(config)[1](None) if place is None else run_on_hosts(config, place, console, lead)
 
 
 def require_possible(config: RunConfig) -> None:

@@ -75,12 +75,6 @@ def _require_library(transport: str, identity: Identity, workers: int | str, *, 
         raise InputError(f"--workers {workers}: with --transport mpi each process of mpiexec is a worker; leave it out")
 
 
-def num_started(workers: int) -> int:
-    """The workers that a launcher such as mpiexec started in all, or else `workers`."""
-    world_size = own_identity().world_size
-    return workers if world_size == 1 else world_size
-
-
 def _place(identity: Identity, key_file: Path | None) -> HostPlace | None:
     """None if all ranks are on this host."""
     if num_local(identity) == identity.world_size:
