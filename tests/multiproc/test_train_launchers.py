@@ -64,6 +64,8 @@ def test_mpiexec(solver: Path, tmp_path: Path, expected: str) -> None:
 def test_torchrun_on_one_host(solver: Path, tmp_path: Path, expected: str) -> None:
     words = (TORCHRUN, "--standalone", "--nproc-per-node", 2, "-m", "samovar", *flags(solver, tmp_path / "out"))
     assert_trained(start(words, tmp_path), tmp_path / "out", expected)
+    with start((*words, "--out", tmp_path / "again", "--json"), tmp_path) as command:
+        assert json.loads(command.wait().output)["weights_sha256"] == expected  # of one process alone
 
 
 @pytest.mark.slow

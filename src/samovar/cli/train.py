@@ -68,7 +68,7 @@ def _train(
     with _place(hosts, on.workers, key_file) as (workers, place):
         on = on._replace(workers=workers)
         result = run_training(config, *on, snapshot, out, quiet=quiet, output=output, place=place, key_file=key_file)
-    if as_json:
+    if as_json and result.run_folder is not None:  # else another process of the run has it, and prints
         print_json(result)
     raise typer.Exit(exit_code_of(result))
 
