@@ -173,7 +173,7 @@ class _Host0:
             # The others stay: this one may be of another run.
             number, there = hello.number, hellos[hello.number]
             link.send(
-                _refusal(
+                refusal(
                     f"host {number} ({hello.name}): {there.name} is host {number} of the run at {self._place.address}:"
                     f"{self._place.port} already; give each host its own --node-rank, and each run its own "
                     "--master-port"
@@ -205,7 +205,7 @@ class _Host0:
         """Tell the hosts that have come, and raise."""
         for link in links.values():
             try:
-                link.send(_refusal(str(error), type(error)), Deadline.after(_ANSWER_S))
+                link.send(refusal(str(error), type(error)), Deadline.after(_ANSWER_S))
             except SamovarError:  # it is gone, and needs no answer
                 continue
         raise error
@@ -261,7 +261,8 @@ class _OtherHost:
         return answer
 
 
-def _refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:
+def refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:
+    """The answer to a host that is not taken in."""
     return {"is": "refused", "why": why, "kind": kind.__name__}
 
 

@@ -5,18 +5,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
-from samovar.launch.meeting import HostPlace
+from samovar.core.errors import InputError, SamovarError
+from samovar.launch.meeting import HostPlace, refusal
+from samovar.transports.keys import read_key
+from samovar.transports.links import next_link
 from samovar.transports.rendezvous import addresses_towards, leads_here_alone
 from samovar.transports.tcp_listen import address_of, listen
 
 _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
 _ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
+_LOOK_S = 0.1
 # What host 0 alone has, or what follows from FILE; each has a value.
 _DROPPED = ("--hosts", "--ssh", "--workers", "--out", "--master-addr")
 
@@ -60,9 +63,10 @@ def started_over_ssh(
     own, others = hosts[0], hosts[1:]
     started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
     with ExitStack() as stack:
-        stack.callback(_end, started)  # last: nobody listens any more
-        listening = stack.enter_context(listen(address or _address_towards(others[0].name)))
+        listening = listen(address or _address_towards(others[0].name))
         place, port = address_of(listening)
+        stack.callback(_end, started, (place, port), key_file)
+        stack.enter_context(listening)  # closed first, if no meeting has closed it
         if address is not None and leads_here_alone(address, place):
             raise InputError(
                 f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
@@ -117,9 +121,18 @@ def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) ->
     return ended
 
 
-def _end(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> None:
-    deadline = Deadline.after(_ENDING_S)
+def _end(
+    started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]], address: tuple[str, int], key_file: Path | None
+) -> None:
+    """Wait for the others. One that was still loading comes to `address` now, and is sent away."""
+    deadline, why = Deadline.after(_ENDING_S), refusal("host 0 has ended before this host came")
     try:
+        with suppress(SamovarError), listen(*address) as listener:
+            key = None if key_file is None else read_key(key_file)
+            while any(process.poll() is None for _, process in started) and not deadline.passed():
+                if (came := next_link(listener, key, Deadline.after(_LOOK_S))) is not None:
+                    with closing(came[0]) as link, suppress(SamovarError):
+                        link.send(why, deadline)
         for _, process in started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(deadline.remaining_s())

@@ -10,6 +10,10 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.launcher import over_ssh
 from samovar.launcher.over_ssh import NamedHost, started_over_ssh
+from samovar.transports.keys import make_key
+from tests.multiproc.command import Command
+from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.ports import reserved_port
 
 
 def test_a_name_that_leads_here_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +28,7 @@ def test_a_name_that_leads_here_alone_is_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_an_interrupted_wait_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C comes while the first host is waited for."""
+    """A second Ctrl-C comes while the first host is waited for, at a place where nobody can be sent away."""
     started = [(NamedHost("a", None), subprocess.Popen(["sleep", "300"])) for _ in range(2)]
     wait = subprocess.Popen.wait
 
@@ -35,5 +39,23 @@ def test_an_interrupted_wait_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        over_ssh._end(started)
+        over_ssh._end(started, ("192.0.2.1", 1), None)  # which is not an address of this host
     assert [process.returncode for _, process in started] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.parametrize("has_key", [False, True], ids=["open", "with a key"])
+def test_a_host_that_comes_when_host_0_has_ended_is_sent_away(tmp_path: Path, has_key: bool) -> None:
+    """After Ctrl-C, say: it was still loading, and waits neither for --timeout nor until it is killed."""
+    solver, key_file = write_solver(write_net(tmp_path, tmp_path)), tmp_path / "job.key" if has_key else None
+    key: tuple[object, ...] = ()
+    if key_file is not None:
+        make_key(key_file)
+        key = ("--key-file", key_file)
+    with reserved_port() as port:
+        place = ("--nodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1", "--master-port", port)
+        with Command("train", "--solver", solver, *place, *key, folder=tmp_path) as late:
+            process = late.process
+            assert isinstance(process, subprocess.Popen)
+            over_ssh._end([(NamedHost("late", None), process)], ("127.0.0.1", port), key_file)
+            ended = late.wait()
+    assert (ended.return_code, ended.error) == (2, "host 0 has ended before this host came")
