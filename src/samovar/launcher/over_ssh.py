@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.launch.meeting import HostPlace, refusal
 from samovar.transports.keys import read_key
 from samovar.transports.links import next_link
-from samovar.transports.rendezvous import addresses_towards, leads_here_alone
+from samovar.transports.rendezvous import addresses_towards, is_loopback, leads_here_alone
 from samovar.transports.tcp_listen import address_of, listen
 
 _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
@@ -61,6 +62,12 @@ def started_over_ssh(
     """
     hosts = read_hosts(path)
     own, others = hosts[0], hosts[1:]
+    _require_here(path, own.name)
+    client: list[str] = []
+    with suppress(ValueError):  # a quote does not end
+        client = shlex.split(ssh)
+    if not client:
+        raise InputError(f"--ssh {ssh!r}: names no program, or has a quote that does not end; give ssh and its flags")
     started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
     with ExitStack() as stack:
         listening = listen(address or _address_towards(others[0].name))
@@ -76,7 +83,7 @@ def started_over_ssh(
             flags = {"--nodes": len(hosts), "--node-rank": number, "--master-addr": place, "--master-port": port}
             command = [*_kept(words), "--workers", str(host.workers or workers)]
             command += [str(word) for item in flags.items() for word in item]
-            started.append((host, _start(ssh, host.name, command)))
+            started.append((host, _start(client, host.name, command)))
         count = str(own.workers or workers)
         watch = _watching(started)
         yield count, HostPlace(0, place, port, len(hosts), key_file=key_file, listening=listening, watch=watch)
@@ -97,15 +104,28 @@ def _kept(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _start(ssh: str, name: str, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _require_here(path: Path, name: str) -> None:
+    """Nobody is asked at the first host of FILE, so a start on another one must be seen here."""
+    own = socket.gethostname()
+    try:
+        near, far = addresses_towards(name.rpartition("@")[2])
+    except (OSError, UnicodeError):  # ssh alone knows the name, which may be this host's
+        return
+    if near != far and not is_loopback(far) and name.rpartition("@")[2].partition(".")[0] != own.partition(".")[0]:
+        raise InputError(f"--hosts: {path} names {name} first, and this is {own}; start it there, or name {own} first")
+
+
+def _start(client: Sequence[str], name: str, words: Sequence[str]) -> "subprocess.Popen[bytes]":
     """In the same working folder, by the same Python."""
     there = shlex.join([sys.executable, "-P", "-m", "samovar", *words])
-    command = [*shlex.split(ssh), name, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
+    command = [*client, name, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
     try:
         # A session of its own: Ctrl-C at this terminal is for this launcher, which tells the others.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        raise InputError(f"--ssh {ssh}: cannot be started ({error.strerror}); name the program of ssh") from error
+        raise InputError(
+            f"--ssh {shlex.join(client)}: cannot be started ({error.strerror}); name the program of ssh"
+        ) from error
 
 
 def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> Callable[[], str | None]:

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,27 @@ def test_a_name_that_leads_here_alone_is_refused(tmp_path: Path, monkeypatch: py
     refused = pytest.raises(InputError, match=r"--master-addr node0: leads to this host alone \(127\.0\.1\.1\)")
     with refused, started_over_ssh(hosts, "ssh", [], "1", "node0", None):
         pytest.fail("it was started")
+
+
+@pytest.mark.parametrize(
+    ("first", "ssh", "sentence"),
+    [
+        ("localhost", "ssh 'a", '--ssh "ssh \'a": names no program, or has a quote that does not end'),
+        ("localhost", " ", "--ssh ' ': names no program, or has a quote that does not end; "),
+        ("me@192.0.2.1", "ssh", "names me@192.0.2.1 first, and this is .*; start it there, or name .* first"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_host_is_asked(tmp_path: Path, first: str, ssh: str, sentence: str) -> None:
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"{first}\nlocalhost\n")
+    with pytest.raises(InputError, match=sentence), started_over_ssh(hosts, ssh, [], "1", None, None):
+        pytest.fail("it was started")
+
+
+def test_a_first_host_that_is_this_one_or_that_ssh_alone_knows() -> None:
+    here = socket.gethostname()
+    for name in (here, f"me@{here.partition('.')[0]}.cluster", "localhost", "127.0.1.1", "alias.invalid"):
+        over_ssh._require_here(Path("hosts.txt"), name)
 
 
 def test_an_interrupted_wait_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +76,7 @@ def test_a_host_that_comes_when_host_0_has_ended_is_sent_away(tmp_path: Path, ha
     with reserved_port() as port:
         place = ("--nodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1", "--master-port", port)
         with Command("train", "--solver", solver, *place, *key, folder=tmp_path) as late:
-            process = late.process
-            assert isinstance(process, subprocess.Popen)
+            process: Any = late.process
             over_ssh._end([(NamedHost("late", None), process)], ("127.0.0.1", port), key_file)
             ended = late.wait()
     assert (ended.return_code, ended.error) == (2, "host 0 has ended before this host came")
