@@ -83,9 +83,13 @@ def elastic_job() -> ElasticJob | None:
     if not name:
         return None
     door, address = os.environ.get("SAMOVAR_ELASTIC_DOOR", ""), os.environ.get("SAMOVAR_ELASTIC_ADDRESS")
-    key_file = os.environ.get("SAMOVAR_KEY_FILE")
     joins = "SAMOVAR_ELASTIC_JOINS" in os.environ
-    return ElasticJob(name, _number(os.environ, "RANK", 0), joins, door, address, Path(key_file) if key_file else None)
+    return ElasticJob(name, _number(os.environ, "RANK", 0), joins, door, address, own_key_file())
+
+
+def own_key_file(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """The job's key that the environment names."""
+    return Path(variables["SAMOVAR_KEY_FILE"]) if variables.get("SAMOVAR_KEY_FILE") else None
 
 
 def identity_in_group(rank: int, world_size: int, address: str | None) -> Identity:
@@ -274,7 +278,7 @@ def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
         found,
         interfaces=tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if given.get("GLOO_SOCKET_IFNAME") else (),
         transport=checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT") or AUTO),
-        key_file=Path(given["SAMOVAR_KEY_FILE"]) if given.get("SAMOVAR_KEY_FILE") else None,
+        key_file=own_key_file(given),
         kept_files=_kept_files(given),
         life=_number(given, "SAMOVAR_LIFE", 0),
         emulation=given.get(EMULATION) or None,

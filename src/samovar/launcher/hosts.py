@@ -17,6 +17,7 @@ from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
+from samovar.launch.identity import own_key_file
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launch.processes import AT_ONCE, SignalEffect
 from samovar.launch.script import Hosts
@@ -50,7 +51,7 @@ def place_of(hosts: Hosts | None, key_file: Path | None) -> HostPlace | None:
     """This host's place in a run on several; None in a run on one."""
     if hosts is None:
         return None
-    return HostPlace(hosts.number, hosts.address, hosts.port, hosts.num_hosts, key_file=key_file)
+    return HostPlace(hosts.number, hosts.address, hosts.port, hosts.num_hosts, key_file=key_file or own_key_file())
 
 
 def run_on_hosts(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
+from samovar.launch.identity import own_key_file
 from samovar.launch.meeting import HostPlace, refusal
 from samovar.transports.keys import read_key
 from samovar.transports.links import next_link
@@ -22,7 +23,7 @@ _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4}
 _ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
 _LOOK_S = 0.1
 # What host 0 alone has, or what follows from FILE; each has a value.
-_DROPPED = ("--hosts", "--ssh", "--workers", "--out", "--master-addr")
+_DROPPED = ("--hosts", "--ssh", "--workers", "--out", "--master-addr", "--key-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def started_over_ssh(
     They reach this host at `address`; None: the one from which it reaches them.
     """
     hosts = read_hosts(path)
-    own, others = hosts[0], hosts[1:]
+    own, others, key_file = hosts[0], hosts[1:], key_file or own_key_file()
     _require_here(path, own.name)
     client: list[str] = []
     with suppress(ValueError):  # a quote does not end
@@ -80,8 +81,14 @@ def started_over_ssh(
                 "leave it out"
             )
         for number, host in enumerate(others, 1):
-            flags = {"--nodes": len(hosts), "--node-rank": number, "--master-addr": place, "--master-port": port}
+            flags: dict[str, object] = {
+                "--nodes": len(hosts),
+                "--node-rank": number,
+                "--master-addr": place,
+                "--master-port": port,
+            }
             command = [*_kept(words), "--workers", str(host.workers or workers)]
+            flags |= {} if key_file is None else {"--key-file": key_file}
             command += [str(word) for item in flags.items() for word in item]
             started.append((host, _start(client, host.name, command)))
         count = str(own.workers or workers)

@@ -100,16 +100,16 @@ def train(
     another SamovarError. Each has the command's `exit_code`, and its sentence with arguments in place of flags.
     """
     with _errors_in_python():
-        given = {name: value for name, value in settings.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         if ":" in strategy:
             declared_as(strategy)  # its settings are arguments, too
         oversubscribe = bool(given.pop("oversubscribe", False))
-        place = _place(given)
+        key_file = Path(given.pop("key_file")) if "key_file" in given and "box" not in given else None
+        place = _place(given, key_file)
         config = _config(Path(solver), strategy, given | {"iterations": iterations, "seed": seed, "weights": weights})
         written, folder = None if snapshot is None else str(snapshot), None if out is None else Path(out)
-        return run_training(
-            config, workers, threads_per_worker, oversubscribe, written, folder, quiet=quiet, place=place
-        )
+        run = (config, workers, threads_per_worker, oversubscribe, written, folder)
+        return run_training(*run, quiet=quiet, place=place, key_file=key_file)
 
 
 def run_training(
@@ -232,12 +232,11 @@ def count_of(name: str, given: int | str | None) -> int | None:
     return int(given)
 
 
-def _place(given: dict[str, Any]) -> HostPlace | None:
+def _place(given: dict[str, Any], key_file: Path | None) -> HostPlace | None:
     """This host's place in a run on several, whose arguments are taken out of `given`."""
     _require_kinds({name: given[name] for name in _PLACE if name in given})
     nodes = given.pop("nodes", 1)
-    hosts = Hosts.of(nodes, *(given.pop(name, None) for name in _PLACE[1:]))
-    return None if hosts is None else place_of(hosts, given.pop("key_file", None))
+    return place_of(Hosts.of(nodes, *(given.pop(name, None) for name in _PLACE[1:])), key_file)
 
 
 def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:

@@ -8,7 +8,8 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.launcher.hosts import _files_of
+from samovar.launch.script import Hosts
+from samovar.launcher.hosts import _files_of, place_of
 
 
 def test_weights_that_host_0_lacks_are_named(tmp_path: Path) -> None:
@@ -24,6 +25,12 @@ def test_a_folder_in_the_place_of_a_snapshot_has_only_files_to_send(tmp_path: Pa
     (tmp_path / "config.json").touch()
     files = _files_of(RunConfig("train", Path("solver.prototxt"), snapshot=tmp_path))
     assert files == {f"snapshot/{tmp_path.name}/config.json": tmp_path / "config.json"}
+
+
+def test_the_environment_names_the_key_where_no_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMOVAR_KEY_FILE", "job.key")
+    places = [place_of(Hosts(2, 0, "host0", 29_510), given) for given in (None, Path("other.key"))]
+    assert [place and place.key_file for place in places] == [Path("job.key"), Path("other.key")]
 
 
 def test_a_signal_before_the_run_is_told_to_other_hosts_by_its_name() -> None:

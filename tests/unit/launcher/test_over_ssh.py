@@ -49,6 +49,17 @@ def test_a_first_host_that_is_this_one_or_that_ssh_alone_knows() -> None:
         over_ssh._require_here(Path("hosts.txt"), name)
 
 
+@pytest.mark.parametrize("words", [[], ["--key-file", "job.key"]], ids=["by the environment", "by a flag"])
+def test_the_others_are_told_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setenv("SAMOVAR_KEY_FILE", "other.key" if words else "job.key")
+    hosts, told = tmp_path / "hosts.txt", tmp_path / "told"
+    hosts.write_text("localhost\n127.0.0.2\n")
+    ssh = f"sh -c 'echo \"$2\" > {told}' sh"
+    with started_over_ssh(hosts, ssh, ["train", *words], "1", None, Path(words[1]) if words else None) as (_, place):
+        assert place.key_file == Path("job.key")
+    assert told.read_text().count("--key-file") == told.read_text().count("--key-file job.key") == 1
+
+
 def test_an_interrupted_wait_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C comes while the first host is waited for, at a place where nobody can be sent away."""
     started = [(NamedHost("a", None), subprocess.Popen(["sleep", "300"])) for _ in range(2)]
