@@ -60,3 +60,9 @@ def started(
             prefix = tuple(prefixes[number]) if prefixes else ()
             commands.append(stack.enter_context(Command(*given, folder=home, prefix=prefix, is_forked=True)))
         yield HostsRun(folder / out, commands, port)
+
+
+def both(folder: Path, *own: tuple[object, ...]) -> list[tuple[int, str]]:
+    """Exit code and error of two hosts with arguments of their own."""
+    with started(folder, (1, 1), own=own) as run_:
+        return [(each.return_code, each.error) for each in run_.wait()]
