@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -224,12 +225,15 @@ class _OtherHost:
 
     def met(self, closing: ExitStack) -> Met:
         place, who = self._place, f"host {self._own.number} ({self._own.name})"
+        deadline = Deadline.after(self._timeout_s)
+        while place.key_file is not None and not is_made(place.key_file) and not deadline.passed():
+            time.sleep(_LOOK_S)
         key = None if place.key_file is None else read_key(place.key_file)
         address = (place.address, place.port)
         if place.store is not None:
             address = ask_place(*address, place.store, place.number, self._timeout_s)
         try:
-            link = link_to(address, key, who, Deadline.after(self._timeout_s))
+            link = link_to(address, key, who, deadline)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
                 f"{error}; was host 0 started, and are --master-addr and --master-port those of host 0?"
@@ -259,6 +263,11 @@ class _OtherHost:
             kind = DeadlineExceeded if answer["kind"] == DeadlineExceeded.__name__ else InputError
             raise kind(answer["why"])
         return answer
+
+
+def is_made(key_file: Path) -> bool:
+    """Whether host 0 has made the key. One that it is just making is empty."""
+    return key_file.exists() and key_file.stat().st_size > 0
 
 
 def refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:

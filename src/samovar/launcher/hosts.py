@@ -18,7 +18,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
 from samovar.launch.identity import own_key_file
-from samovar.launch.meeting import HostHello, HostPlace, Met, meet
+from samovar.launch.meeting import HostHello, HostPlace, Met, is_made, meet
 from samovar.launch.processes import AT_ONCE, SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launcher.job import Display, run_job, run_without_folder
@@ -66,6 +66,9 @@ def run_on_hosts(
     require_possible(config)
     if place.leads:
         text = f"host 0 waits for the other hosts at {place.address}, port {place.port}"
+        console.show(Notice(level="info", text=text))
+    elif place.key_file is not None and not is_made(place.key_file):
+        text = f"host {place.number} waits for the key {place.key_file}, which host 0 makes; copy it here"
         console.show(Notice(level="info", text=text))
     met = meet(place, _hello(config, place, has_snapshot), config.timeout_s)
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)

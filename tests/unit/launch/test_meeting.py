@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,6 +210,29 @@ def test_with_a_key_only_its_holders_meet(tmp_path: Path) -> None:
         found.append(meet(replace(first, number=1), hellos(1, 1)[1], TIMEOUT_S))
         host_0.join()
     assert all(each.is_secret for each in closed(found))
+
+
+def test_a_host_that_comes_before_the_key_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first look host 0 has only begun to write it."""
+    key, made = tmp_path / "key.pem", tmp_path / "made.pem"
+    key.touch()
+    make_key(made)
+    monkeypatch.setattr("samovar.launch.meeting.time", SimpleNamespace(sleep=lambda _seconds: made.rename(key)))
+    with reserved_port() as port:
+        found: list[Met] = []
+        place = replace(PLACE, key_file=key, port=port)
+        other = replace(place, number=1)
+        host_1 = threading.Thread(target=lambda: found.append(meet(other, hellos(1, 1)[1], TIMEOUT_S)))
+        host_1.start()
+        wait_until(lambda: not made.exists(), "host 1 has looked", TIMEOUT_S)
+        found.append(meet(place, HELLO, TIMEOUT_S))
+        host_1.join()
+    assert len(closed(found)) == 2
+
+
+def test_a_key_that_nobody_makes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"key file .*key.pem: No such file or directory; name that of the job"):
+        meet(replace(PLACE, number=1, key_file=tmp_path / "key.pem"), hellos(1, 1)[1], 0.1)
 
 
 def test_a_host_that_went_may_come_again() -> None:
