@@ -41,6 +41,18 @@ def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
     assert ended.return_code == 0
 
 
+def test_a_command_that_a_launcher_starts_several_times_warns_once(tmp_path: Path) -> None:
+    step = {"SLURM_STEP_NUM_TASKS": 2, "SLURM_JOB_ID": 1, "SLURM_STEP_ID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID": 0}
+    said = []
+    for task in (0, 1):
+        prefix = ("env", *(f"{name}={value}" for name, value in (step | {"SLURM_PROCID": task}).items()))
+        ended = run("run", "-n", 1, write_script(tmp_path, "print(world_size)"), folder=tmp_path, prefix=prefix)
+        assert (ended.return_code, ended.output) == (0, "[0] 1\n")
+        said.append(ended.errors)
+    warning = "SLURM started this command 2 times, and each is a job of its own; for one job give --nodes, or let SLURM"
+    assert [warning in each for each in said] == [True, False], said
+
+
 def test_the_port_listens_before_any_rank_starts(tmp_path: Path) -> None:
     """Rank 1 connects before rank 0 takes its first step, which accepts on the inherited socket."""
     ended = run_script(

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from samovar.core.machine import NOMINAL
 from samovar.core.plain import to_plain
 from samovar.core.trace import TraceWindow
 from samovar.core.units import is_count
-from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
+from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport, own_identity
 from samovar.launch.limits import require_room
 from samovar.launch.script import ENDING, Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
@@ -99,6 +99,15 @@ def run_script(
     raise typer.Exit(code)
 
 
+def _warn_of_several(say: Callable[[str], None]) -> None:
+    """A launcher may have started this command several times. A sweep is meant so, one job is not."""
+    with suppress(InputError):  # who starts no rank of its own by this command need not say all of a rank
+        own = own_identity()
+        if own.world_size > 1 and own.rank == 0:
+            times = f"{own.launcher} started this command {own.world_size} times, and each is a job of its own"
+            say(f"samovar: warning: {times}; for one job give --nodes, or let {own.launcher} start the script itself")
+
+
 def _ended(output: ScriptOutput, launch: ScriptLaunch, kept: object) -> int:
     """Run the ranks and show what they said, before others are waited for. The exit code."""
     code = _finish(output, launch, launch.run(), is_elastic=isinstance(kept, ElasticRun))
@@ -141,6 +150,8 @@ def _launch(
         *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart),
         kept=kept,
     )
+    if hosts is None and not isinstance(kept, ElasticRun):
+        _warn_of_several(output.say)
     _introduce(output, launch, num_ranks, hosts)
     return launch
 
