@@ -56,8 +56,7 @@ def _train(
     _help_all: HelpAll = False,
 ) -> None:
     """Train a Caffe solver's net on one or several workers."""
-    key_file = boxed.key_file if boxed.box is None else None
-    boxed = boxed._replace(key_file=None) if boxed.box is None else boxed
+    key_file, boxed = (None, boxed) if boxed.box is not None else (boxed.key_file, boxed._replace(key_file=None))
     calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     sharing = asked_for(strategy, plan.collective, settings)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)

@@ -16,7 +16,6 @@ AUTO = "auto"
 EMULATION = "SAMOVAR_EMULATION"
 LIBRARIES = ("mpi", "gaspi")
 TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", *LIBRARIES)
-_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +268,11 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
     who = f"{found.launcher}'s variables"
     if found.world_size < 1 or found.rank >= found.world_size:
         raise InputError(f"{who}: rank {found.rank} of {found.world_size} ranks; ranks count from 0 to one less")
-    _check_local(found, who)
+    rank, size = found.local_rank, found.local_world_size
+    if (size is not None and not 1 <= size <= found.world_size) or (
+        rank is not None and rank >= (size or found.world_size)
+    ):
+        raise InputError(f"{who}: local rank {rank} of {size} on this node, in all {found.world_size} ranks")
     return replace(_with_choices(found, given), **_rendezvous(given))  # type: ignore[arg-type]
 
 
@@ -289,14 +292,6 @@ def _kept_files(given: Mapping[str, str]) -> tuple[int, int] | None:
     if "SAMOVAR_BOARD_FD" not in given:
         return None
     return _number(given, "SAMOVAR_BOARD_FD"), _number(given, "SAMOVAR_CENTER_FD")
-
-
-def _check_local(found: Identity, who: str) -> None:
-    rank, size = found.local_rank, found.local_world_size
-    if (size is not None and not 1 <= size <= found.world_size) or (
-        rank is not None and rank >= (size or found.world_size)
-    ):
-        raise InputError(f"{who}: local rank {rank} of {size} on this node, in all {found.world_size} ranks")
 
 
 def _rendezvous(given: Mapping[str, str]) -> dict[str, str | int]:
@@ -331,7 +326,7 @@ def _optional(given: Mapping[str, str], name: str) -> int | None:
 
 def _wraps_this_rank(process_id: int) -> bool:
     """Whether that process has this rank's place. A launcher may have one of its own, such as a task of SLURM."""
-    own, meeting = own_identity(), {name: os.environ[name] for name in _MEETING if name in os.environ}
+    own, meeting = own_identity(), {name: os.environ[name] for name in os.environ if name.startswith("MASTER_")}
     try:
         entries = os.fsdecode(Path(f"/proc/{process_id}/environ").read_bytes()).split("\0")
         found = identity(dict(entry.partition("=")[::2] for entry in entries) | meeting)  # which a wrapper may have set

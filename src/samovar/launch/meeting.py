@@ -49,6 +49,11 @@ class HostPlace:
         """Whether this is host 0, where the run's console and folder are."""
         return self.number == 0
 
+    @property
+    def lacks_key(self) -> bool:
+        """Whether host 0 has yet to make the key. One that it is just making is empty."""
+        return self.key_file is not None and not (self.key_file.exists() and self.key_file.stat().st_size)
+
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
@@ -226,7 +231,7 @@ class _OtherHost:
     def met(self, closing: ExitStack) -> Met:
         place, who = self._place, f"host {self._own.number} ({self._own.name})"
         deadline = Deadline.after(self._timeout_s)
-        while place.key_file is not None and not is_made(place.key_file) and not deadline.passed():
+        while place.lacks_key and not deadline.passed():
             time.sleep(_LOOK_S)
         key = None if place.key_file is None else read_key(place.key_file)
         address = (place.address, place.port)
@@ -263,11 +268,6 @@ class _OtherHost:
             kind = DeadlineExceeded if answer["kind"] == DeadlineExceeded.__name__ else InputError
             raise kind(answer["why"])
         return answer
-
-
-def is_made(key_file: Path) -> bool:
-    """Whether host 0 has made the key. One that it is just making is empty."""
-    return key_file.exists() and key_file.stat().st_size > 0
 
 
 def refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:

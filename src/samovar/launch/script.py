@@ -154,8 +154,8 @@ class ScriptLaunch(EndPolicy):
         self._variables: dict[str, str] = {}
         self._listening: socket.socket | None = None
         self._guard: Guard | None = None
-        self._signals: list[int] = []
-        self._kill_signal = 0
+        self.signals: list[int] = []  # that were passed on, in their order
+        self.kill_signal = 0  # the second one, which ended the ranks at once
         # Nohup, or a shell in the background, ignores some on purpose.
         taken = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
         self._watch = RankWatch(partial(map, self._start), range(num_ranks), taken, self._pass_on, self, outlet)
@@ -166,19 +166,9 @@ class ScriptLaunch(EndPolicy):
         return 0 if self._hosts is None else self._hosts.number * self._num_ranks
 
     @property
-    def signals(self) -> Sequence[int]:
-        """The signals that were passed on, in their order."""
-        return tuple(self._signals)
-
-    @property
     def is_asked_to_end(self) -> bool:
         """Whether one of these asks the ranks to end."""
-        return any(number in ENDING for number in self._signals)
-
-    @property
-    def kill_signal(self) -> int:
-        """The second signal, which ended the ranks at once; 0 if there was none."""
-        return self._kill_signal
+        return any(number in ENDING for number in self.signals)
 
     @property
     def oversubscribed(self) -> bool:
@@ -288,10 +278,10 @@ class ScriptLaunch(EndPolicy):
 
     def _pass_on(self, number: int) -> bool:
         """Pass a signal on to the ranks; a second one that asks to end ends them."""
-        if number in ENDING and any(earlier in ENDING for earlier in self._signals):
-            self._kill_signal = number
+        if number in ENDING and any(earlier in ENDING for earlier in self.signals):
+            self.kill_signal = number
             return True
-        self._signals.append(number)
+        self.signals.append(number)
         for rank in self._watch.ranks:
             if rank.process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -302,7 +292,7 @@ class ScriptLaunch(EndPolicy):
         codes = {end.return_code for end in ends}
         if self._kept is not None:
             return False
-        is_over = not any(codes) or EXIT_PREEMPTED in codes or self._signals or self._kill_signal
+        is_over = not any(codes) or EXIT_PREEMPTED in codes or self.signals or self.kill_signal
         if is_over or self._num_restarts == self._max_restarts:
             return False
         self._num_restarts += 1
@@ -323,7 +313,7 @@ class ScriptLaunch(EndPolicy):
         is_ending = failed.return_code == EXIT_PREEMPTED or self.is_asked_to_end
         if not is_ending and self._kept is not None and self._kept.is_filled():
             return math.inf
-        if self._signals or failed.return_code == EXIT_PREEMPTED:
+        if self.signals or failed.return_code == EXIT_PREEMPTED:
             return self._grace_s
         return self._await_others_s(self._ends[failed.rank])
 
@@ -346,7 +336,7 @@ class ScriptLaunch(EndPolicy):
 
     def _goes_on(self, failed: RankEnd) -> bool:
         """Whether the others continue without a rank that failed."""
-        is_over = failed.return_code in (0, EXIT_PREEMPTED) or self._signals or self._kill_signal
+        is_over = failed.return_code in (0, EXIT_PREEMPTED) or self.signals or self.kill_signal
         return not is_over and self._kept is not None and self._kept.is_filled()
 
 

@@ -177,21 +177,18 @@ class RankWatch:
             if self._inbox is not None:
                 self._selector.register(self._inbox.fileno(), selectors.EVENT_READ, self._inbox)
             while True:
-                ends = self._run_once()
+                try:
+                    for rank in self._start(self._numbers):
+                        self._add(rank)
+                    ends = self._watch()
+                finally:
+                    self._end_all()
                 if not self._policy.starts_again(ends):
                     return ends
 
     def is_disturbed(self) -> bool:
         """Whether a signal has come that is not acted on yet, or has stopped a rank."""
         return bool(self._waiting) or any(is_stopped(rank.process.pid) for rank in self.ranks)
-
-    def _run_once(self) -> list[RankEnd]:
-        try:
-            for rank in self._start(self._numbers):
-                self._add(rank)
-            return self._watch()
-        finally:
-            self._end_all()
 
     def _add(self, rank: RankProcess) -> None:
         self.ranks.append(rank)
@@ -209,7 +206,7 @@ class RankWatch:
             for rank in self._stopped.too_long(self.ranks):
                 self._policy.stood_still(rank)
                 self._kill([rank])
-            to_end = any([self._on_signal(number) for number in self._taken_signals()])
+            to_end = any([self._on_signal(self._waiting.pop(0)) for _ in range(len(self._waiting))])
             failed = next((end for end in ends if end.return_code != 0), None)
             patience_s = math.inf if inbox is None else inbox.patience_s(self._policy)
             patience_s = min(patience_s, self._policy.patience_asked_s())
@@ -218,12 +215,6 @@ class RankWatch:
                 waiting_for = Deadline.after(patience_s)
             to_end = to_end or (waiting_for is not None and waiting_for.passed())
         return sorted(ends, key=lambda end: end.return_code == 0)
-
-    def _taken_signals(self) -> list[int]:
-        taken = []
-        while self._waiting:
-            taken.append(self._waiting.pop(0))
-        return taken
 
     def _next_ends(self, timeout_s: float | None) -> list[RankEnd]:
         """Wait for events and handle them; return the ranks that have ended."""

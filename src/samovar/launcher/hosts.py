@@ -18,7 +18,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
 from samovar.launch.identity import own_key_file
-from samovar.launch.meeting import HostHello, HostPlace, Met, is_made, meet
+from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launch.processes import AT_ONCE, SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launcher.job import Display, run_job, run_without_folder
@@ -65,11 +65,9 @@ def run_on_hosts(
     """
     require_possible(config)
     if place.leads:
-        text = f"host 0 waits for the other hosts at {place.address}, port {place.port}"
-        console.show(Notice(level="info", text=text))
-    elif place.key_file is not None and not is_made(place.key_file):
-        text = f"host {place.number} waits for the key {place.key_file}, which host 0 makes; copy it here"
-        console.show(Notice(level="info", text=text))
+        _say(console, f"host 0 waits for the other hosts at {place.address}, port {place.port}")
+    elif place.lacks_key:
+        _say(console, f"host {place.number} waits for the key {place.key_file}, which host 0 makes; copy it here")
     met = meet(place, _hello(config, place, has_snapshot), config.timeout_s)
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
     if met.number == 0:
@@ -189,8 +187,7 @@ def _keeping(config: RunConfig, others: Host0) -> Iterator[RunConfig]:
 
 
 def _show_hosts(met: Met, console: Console) -> None:
-    hosts = ", ".join(map(str, met.hosts.hosts))
-    console.show(Notice(level="info", text=f"{len(met.hosts.hosts)} hosts: {hosts}"))
+    _say(console, f"{len(met.hosts.hosts)} hosts: {', '.join(map(str, met.hosts.hosts))}")
     if not met.is_secret:
         text = "hosts met without a key, so anyone who reaches this port could take part; on a network that is not "
         console.show(Notice(level="warning", text=f"{text}private, give --key-file"))
@@ -221,7 +218,11 @@ def _follow(config: RunConfig, met: Met, console: Console) -> RunResult | None:
     others = OtherHost(met, config.timeout_s)
     try:
         values, files = others.begun()
-        _show_own(met, console)
+        ranks = counted(len(met.host.ranks), "worker")
+        _say(
+            console,
+            f"host {met.number} of {len(met.hosts.hosts)}: {ranks} here; {met.hosts.hosts[0].name} shows the run",
+        )
         with _kept_on_failure() as folder:
             given = _fetched(others, files, folder.path)
             settled = _settled(config, values, given, folder.path)
@@ -245,9 +246,7 @@ def _kept_on_failure() -> Iterator[RunFolder]:
             raise
 
 
-def _show_own(met: Met, console: Console) -> None:
-    ranks = counted(len(met.host.ranks), "worker")
-    text = f"host {met.number} of {len(met.hosts.hosts)}: {ranks} here; {met.hosts.hosts[0].name} shows the run"
+def _say(console: Console, text: str) -> None:
     console.show(Notice(level="info", text=text))
 
 

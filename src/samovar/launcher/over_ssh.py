@@ -34,6 +34,9 @@ class NamedHost:
     workers: int | None
 
 
+_Started = list[tuple[NamedHost, "subprocess.Popen[bytes]"]]
+
+
 def read_hosts(path: Path) -> list[NamedHost]:
     """The hosts in a file of lines NAME, NAME slots=N (as Open MPI has it) or NAME:N (MPICH); this one first."""
     try:
@@ -69,7 +72,7 @@ def started_over_ssh(
         client = shlex.split(ssh)
     if not client:
         raise InputError(f"--ssh {ssh!r}: names no program, or has a quote that does not end; give ssh and its flags")
-    started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
+    started: _Started = []
     with ExitStack() as stack:
         listening = listen(address or _address_towards(others[0].name))
         place, port = address_of(listening)
@@ -80,16 +83,10 @@ def started_over_ssh(
                 f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
                 "leave it out"
             )
+        common = [*_kept(words), "--nodes", len(hosts), "--master-addr", place, "--master-port", port]
+        common += [] if key_file is None else ["--key-file", key_file]
         for number, host in enumerate(others, 1):
-            flags: dict[str, object] = {
-                "--nodes": len(hosts),
-                "--node-rank": number,
-                "--master-addr": place,
-                "--master-port": port,
-            }
-            command = [*_kept(words), "--workers", str(host.workers or workers)]
-            flags |= {} if key_file is None else {"--key-file": key_file}
-            command += [str(word) for item in flags.items() for word in item]
+            command = [*common, "--workers", host.workers or workers, "--node-rank", number]
             started.append((host, _start(client, host.name, command)))
         count = str(own.workers or workers)
         watch = _watching(started)
@@ -122,20 +119,18 @@ def _require_here(path: Path, name: str) -> None:
         raise InputError(f"--hosts: {path} names {name} first, and this is {own}; start it there, or name {own} first")
 
 
-def _start(client: Sequence[str], name: str, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(client: Sequence[str], name: str, words: Sequence[object]) -> "subprocess.Popen[bytes]":
     """In the same working folder, by the same Python."""
-    there = shlex.join([sys.executable, "-P", "-m", "samovar", *words])
+    there = shlex.join([sys.executable, "-P", "-m", "samovar", *map(str, words)])
     command = [*client, name, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
     try:
         # A session of its own: Ctrl-C at this terminal is for this launcher, which tells the others.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        raise InputError(
-            f"--ssh {shlex.join(client)}: cannot be started ({error.strerror}); name the program of ssh"
-        ) from error
+        raise InputError(f"--ssh {client[0]}: cannot be started ({error.strerror}); name the program of ssh") from error
 
 
-def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> Callable[[], str | None]:
+def _watching(started: _Started) -> Callable[[], str | None]:
     def ended() -> str | None:
         for host, process in started:
             if (code := process.poll()) is not None:
@@ -148,9 +143,7 @@ def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) ->
     return ended
 
 
-def _end(
-    started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]], address: tuple[str, int], key_file: Path | None
-) -> None:
+def _end(started: _Started, address: tuple[str, int], key_file: Path | None) -> None:
     """Wait for the others. One that was still loading comes to `address` now, and is sent away."""
     deadline, why = Deadline.after(_ENDING_S), refusal("host 0 has ended before this host came")
     try:

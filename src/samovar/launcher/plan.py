@@ -117,7 +117,11 @@ def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tupl
         return (None, ()) if store.is_empty() else store.latest()
     if snapshot == LATEST:
         return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
-    given = None if snapshot is None else _existing(Path(snapshot))
+    given = None if snapshot is None else Path(snapshot)
+    if given is not None and not is_there(given):
+        raise InputError(
+            f"--snapshot {given}: does not exist; give a snapshot folder, a .solverstate, 'latest' or 'auto'"
+        )
     if given is not None and given.name == LATEST and given.is_file():  # it names the newest one beside it
         return SnapshotStore(given.parent).latest()
     return given, ()
@@ -138,14 +142,6 @@ def _require_same(config: RunConfig, replay: Path) -> None:
         )
     if missing := [rank for rank in range(config.workers) if not recorded.order(rank).is_file()]:
         raise InputError(f"--replay {replay}: has no record of rank {missing[0]}; was it lost? Record the run again")
-
-
-def _existing(path: Path) -> Path:
-    if not is_there(path):
-        raise InputError(
-            f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, 'latest' or 'auto'"
-        )
-    return path
 
 
 def _last_run(net_name: str) -> Path:

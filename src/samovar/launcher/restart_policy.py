@@ -44,7 +44,7 @@ class InStepPolicy(EndPolicy):
         Nor did a rank whose weights are not finite, if it had them from one that is a step behind with its report.
         """
         if not is_cause(end, self._failures):
-            return self.waiting_s
+            return max(_LEAST_PATIENCE_S, 0.1 * self._timeout_s)  # for the others to give up too
         failure = self._failures.get(end.rank)
         may_be_told = failure is not None and failure.kind == NotFinite.__name__ and self._are_behind(end.rank)
         return _LEAST_PATIENCE_S if may_be_told else 0.0
@@ -55,11 +55,6 @@ class InStepPolicy(EndPolicy):
 
     def _steps_of(self, rank: int) -> int:
         return self._board.read(rank, BoardWord.STEPS_DONE)
-
-    @property
-    def waiting_s(self) -> float:
-        """How long the others may take to give up too."""
-        return max(_LEAST_PATIENCE_S, 0.1 * self._timeout_s)
 
     def how(self, end: RankEnd) -> str:
         """How the rank ended, for people."""
@@ -120,7 +115,6 @@ class RestartPolicy(InStepPolicy):
         self.stopped_s = _STOPPED_SHARE * timeout_s
 
     def how(self, end: RankEnd) -> str:
-        """How the rank ended, for people."""
         return STOOD_STILL if end.rank in self._stopped else super().how(end)
 
     def stood_still(self, rank: int) -> None:
@@ -172,11 +166,9 @@ class RestartPolicy(InStepPolicy):
         return [rank for rank in self._group_of(end.rank) if rank != end.rank and end.rank in self._gone]
 
     def life(self, rank: int) -> int:
-        """How often the rank was restarted."""
         return self._num_restarts[rank]
 
     def counted(self, result: RunResult) -> RunResult:
-        """`result` with the number of restarts of each worker."""
         workers = zip(result.by_worker, self._num_restarts, strict=False)
         return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
 
@@ -186,8 +178,9 @@ class RestartPolicy(InStepPolicy):
 
     def _may_come_back(self, group: range) -> bool:
         """Whether its group has no rank that has finished."""
-        is_whole = self._finished.isdisjoint(group)
-        return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
+        is_whole, board = self._finished.isdisjoint(group), self._board
+        is_stopping = board.read(board.launcher_row, BoardWord.STOP_SIGNAL) != 0
+        return self._may_restart and is_whole and not is_stopping and self._gets_on(group)
 
     def _gets_on(self, group: range) -> bool:
         first, steps = group.start, max(map(self._steps_of, group))
@@ -199,10 +192,6 @@ class RestartPolicy(InStepPolicy):
     def _group_of(self, rank: int) -> range:
         first = rank // self._group_size * self._group_size
         return range(first, first + self._group_size)
-
-    @property
-    def _is_stopping(self) -> bool:
-        return self._board.read(self._board.launcher_row, BoardWord.STOP_SIGNAL) != 0
 
     @property
     def _are_left(self) -> bool:

@@ -130,12 +130,7 @@ def run_training(
     Progress goes to `output`; None is stdout. `place` is this host's in a run on several; workers are those here.
     `key_file` is the key of hosts that a launcher such as torchrun tells.
     """
-
-    def run(workers: int | str, place: HostPlace | None) -> RunResult:
-        return _on_this_host(
-            config, workers, threads_per_worker, oversubscribe, snapshot, out, quiet=quiet, output=output, place=place
-        )
-
+    run = partial(_on_this_host, config, threads_per_worker, oversubscribe, snapshot, out, quiet, output)
     result = as_started(workers, place, key_file, config.timeout_s, run, config.transport)
     assert result is not None, "a training run has a result"
     return result
@@ -143,14 +138,13 @@ def run_training(
 
 def _on_this_host(
     config: RunConfig,
-    workers: int | str,
     threads_per_worker: int | str | None,
     oversubscribe: bool,
     snapshot: str | None,
     out: Path | None,
-    *,
     quiet: bool,
     output: TextIO | None,
+    workers: int | str,
     place: HostPlace | None,
 ) -> RunResult:
     with ExitStack() as stack:

@@ -185,7 +185,7 @@ def test_a_rank_that_is_aborted_for_the_end_of_another_is_not_blamed(tmp_path: P
     """MPICH aborts a rank that misses another, and tells nobody why."""
     run = Run(tmp_path, ["", ""], {})
     policy, aborted, killed = InStepPolicy({}, 100.0, run.board, range(2)), RankEnd(0, -6), RankEnd(1, -9)
-    assert policy.patience_s(aborted) == policy.waiting_s
+    assert policy.patience_s(aborted) == 10.0, "a tenth of the timeout"
     assert blamed([aborted, killed, RankEnd(2, 0)], {}, lambda _: 0) == [killed, aborted, RankEnd(2, 0)]
     assert blamed([aborted], {}, lambda _: 0) == [aborted]
     run.close()
