@@ -99,7 +99,7 @@ def _heading(question: Question) -> list[str]:
         f"cluster: {cluster.title}",
     ]
     if cluster.worker.speed is not None and not profile.flops:
-        lines.append("computation: the profile's seconds, whatever the cluster's speed: it counts no multiply_adds")
+        lines.append("computation: the profile's seconds, not the cluster's speed: it counts no multiply_adds")
     lines.append(f"settings: {_BY_RECIPE if question.has_recipes else _WITHOUT_RECIPES}")
     return [*lines, *([f"figures: {cluster.source}"] if cluster.source else [])]
 

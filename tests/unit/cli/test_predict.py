@@ -130,7 +130,7 @@ def test_refusals(net: str, words: tuple[str, ...], said: str, capsys: pytest.Ca
 def test_a_cluster_speed_that_does_not_count_is_told(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`replica.profile` counts no products."""
     assert asked("--profile", net, "--cluster", "aws-p3-16xlarge", "--workers", "1", "--strategy", "sync") == 0
-    assert "computation: the profile's seconds, whatever the cluster's speed" in capsys.readouterr().out
+    assert "computation: the profile's seconds, not the cluster's speed" in capsys.readouterr().out
 
 
 def test_a_worker_is_timed_with_its_share_of_the_cores(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ class SimTransport:
         self._busy(self._machine.compute_s(self._port.rank, nominal_s))
 
     def _busy(self, seconds: float) -> None:
-        """Keep the core of this rank busy; what its messages take of it meanwhile comes on top."""
+        """Keep the core of this rank busy. Messages that it does meanwhile make that longer."""
         cores = () if self._machine.spare_cores else self._port.fabric.network.cores
         if not cores:
             self._port.sleep(seconds)
