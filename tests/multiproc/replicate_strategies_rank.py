@@ -105,6 +105,24 @@ def averaged(process_group: ProcessGroup) -> Any:
     return {"local-sgd": distance(model, other), "diloco": distance(third, other)}
 
 
+def loaded_after_evaluation(process_group: ProcessGroup) -> Any:
+    """The weights of an earlier evaluation, which a loop loads after the last one, are those that stay."""
+    model = perceptron()
+    replica = replicated(process_group, model, o := sgd(model), name="local-sgd", sync_period_steps=4)
+    train(replica, model, o, 0, 3)
+    with replica.evaluating():
+        best = {name: value.clone() for name, value in model.state_dict().items()}
+    train(replica, model, o, 3, STEPS)
+    with replica.evaluating():
+        last = values(model)
+    model.load_state_dict(best)
+    with replica.evaluating():
+        shown = values(model)
+    replica.finish()
+    best_values = torch.cat([value.double().flatten() for value in best.values()]).tolist()
+    return {"best": best_values, "last": last, "shown": shown, "finished": values(model)}
+
+
 def with_half_precision(process_group: ProcessGroup) -> Any:
     model = perceptron()
     model[2].to(torch.bfloat16)
@@ -264,6 +282,7 @@ SCENARIOS = {
     for function in (
         elastic,
         averaged,
+        loaded_after_evaluation,
         with_half_precision,
         statistics,
         resumed,

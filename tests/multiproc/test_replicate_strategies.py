@@ -36,6 +36,11 @@ def test_averaged_weights_of_one_step_are_a_step_with_the_averaged_gradient() ->
         assert result["diloco"] < 1e-6  # with outer rate 1 and no outer momentum
 
 
+def test_weights_that_are_loaded_after_an_evaluation_are_evaluated_next_and_stay() -> None:
+    for result in of("loaded_after_evaluation"):
+        assert result["best"] == result["shown"] == result["finished"] != result["last"]
+
+
 def test_bfloat16_weights_are_averaged_and_rounded_alike() -> None:
     first, second = of("with_half_precision")
     assert first == second

@@ -150,7 +150,7 @@ class LocalSgd(LocalSteps):
 
     def drain(self) -> None:
         """Take the mean of the weights as they are, for `center`; the workers' own do not change."""
-        if not self._is_common and self._mean is None:
+        if not self._is_common:  # also if it was taken: a program may have loaded others since
             self._mean = self._mean_of_weights()
 
     def center(self) -> Array | None:
