@@ -151,6 +151,44 @@ def statistics(process_group: ProcessGroup) -> Any:
     return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own, "time": time, "cache": cache}
 
 
+class Cached(nn.Module):
+    """A cache that grows with the batch, before the statistics."""
+
+    cache: torch.Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.full((1,), float(size)), persistent=False)
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.cache) < len(x):
+            self.cache = torch.full((len(x),), float(len(x)))
+        return self.net(x)
+
+    def saved(self) -> list[float]:
+        return torch.cat([value.double().flatten() for value in self.state_dict().values()]).tolist()
+
+
+def cached(process_group: ProcessGroup) -> Any:
+    """Caches of equal shapes come from rank 0; after a step they have another on each rank, and stay."""
+    size = 4 + 3 * process_group.group.rank
+    model = Cached(size)
+    replica = replicated(process_group, model, sgd(model))
+    sent = model.cache.tolist()
+    [(x, _)] = batches(replica.rank, 1, size)
+    replica.backward(model(x).square().mean())
+    replica.step()
+    state = replica.state_dict()
+    saved = model.saved()
+    replica.finish()
+    replica.close()
+    again = replicated(process_group, model, sgd(model), name="local-sgd", sync_period_steps=2)
+    again.load_state_dict(state)
+    return {"sent": sent, "saved": saved, "loaded": model.saved(), "cache": model.cache.tolist()}
+
+
 def resumed(process_group: ProcessGroup) -> Any:
     """Six steps in one go, and in two with what the first saved: for every strategy, with Adam."""
     results = {}
@@ -285,6 +323,7 @@ SCENARIOS = {
         loaded_after_evaluation,
         with_half_precision,
         statistics,
+        cached,
         resumed,
         compressed,
         changed_strategy,

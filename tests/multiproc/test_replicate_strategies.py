@@ -57,6 +57,13 @@ def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back
     np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
 
 
+def test_caches_of_any_size_are_left_alone_when_a_model_is_replicated_again_and_loads_the_state_of_rank_0() -> None:
+    first, second = of("cached")
+    assert first["sent"] == second["sent"] == [4.0]
+    assert first["loaded"] == second["loaded"] == first["saved"] != second["saved"]
+    assert (first["cache"], second["cache"]) == ([4.0] * 4, [7.0] * 7)
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

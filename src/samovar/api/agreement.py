@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.collectives.engine import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import description, layout_of
+from samovar.frontends.torch.parameters import description, layout_of, saved_buffers
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares, shared_momentum
 from samovar.strategies.recipe import Recipe
@@ -30,27 +31,32 @@ def require_agreement(
     parameters: Mapping[str, nn.Parameter],
     config: StrategyConfig,
     recipe: Recipe | None,
-) -> float:
-    """The number of this run, drawn by rank 0.
+) -> tuple[float, list[torch.Tensor]]:
+    """The number of this run, drawn by rank 0, and the tensors that rank 0 sends at the start.
+
+    These are all, or those that are saved if shapes of the others differ between ranks.
 
     Raises InputError that names the ranks whose model, trained parameters or settings differ from rank 0's.
     """
     run = float(secrets.randbits(48))
     if processes.group.world_size == 1:
-        return run
+        return run, []
     described = json.dumps(description(model, parameters)) + layout_of(parameters).fingerprint()
     settings = json.dumps([dataclasses.asdict(config), recipe is not None])
-    digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings)]
+    shapes = json.dumps([[name, list(b.shape), str(b.dtype)] for name, b in model.named_buffers()])
+    digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings, shapes)]
     records = processes.collectives.records(1 + sum(map(len, digests)))
     records.post([run, *(word for digest in digests for word in digest)])
     rows = records.collect(announcer.deadline())
-    for what, part in zip(_COMPARED, np.split(rows[:, 1:], len(digests), axis=1), strict=True):
+    *compared, of_shapes = np.split(rows[:, 1:], len(digests), axis=1)
+    for what, part in zip(_COMPARED, compared, strict=True):
         if differing := differing_ranks(part):
             raise InputError(
                 f"replicate: rank {processes.group.rank}: ranks {differing} differ from rank 0 in their {what}; run "
                 "the same script with the same arguments on all ranks"
             )
-    return float(rows[0, 0])
+    buffers = saved_buffers(model) if differing_ranks(of_shapes) else model.buffers()
+    return float(rows[0, 0]), [*model.parameters(), *buffers]
 
 
 def with_momentum(config: StrategyConfig, optimizers: Optimizers, num_workers: int) -> MomentumShares:

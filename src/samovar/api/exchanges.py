@@ -24,7 +24,7 @@ from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors, factoring_of, matrices, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of, layout_of
+from samovar.frontends.torch.parameters import device_of, layout_of, require_apart, require_dense_gradients
 from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
@@ -58,6 +58,14 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
+
+
+def require_exchangeable(model: nn.Module, parameters: Parameters, config: StrategyConfig) -> None:
+    """Raises InputError for what this strategy cannot exchange."""
+    if not config.exchanges_weights or config.traits.in_groups:
+        require_dense_gradients(model)
+    if config.exchanges_weights:
+        require_apart(model, parameters)
 
 
 class Exchange:

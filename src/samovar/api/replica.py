@@ -14,7 +14,7 @@ from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.exchanges import Exchange, exchange_in_step
+from samovar.api.exchanges import Exchange, exchange_in_step, require_exchangeable
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
@@ -29,14 +29,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.neighbours import LoadHook, claim, keep_alone, let_go, release
 from samovar.frontends.torch.optimizers import Given, Optimizers
-from samovar.frontends.torch.parameters import (
-    device_of,
-    digest_of,
-    layout_of,
-    require_apart,
-    require_dense_gradients,
-    trained_parameters,
-)
+from samovar.frontends.torch.parameters import device_of, digest_of, layout_of, saved_buffers, trained_parameters
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.strategies.recipe import Recipe
@@ -73,7 +66,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         shares = with_momentum(config, optimizers, self.num_workers)
         self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)
-        _require_exchangeable(model, self._parameters, self.config)
+        require_exchangeable(model, self._parameters, self.config)
         self._model, self.recipe, self._step_group = model, recipe, step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
@@ -335,8 +328,9 @@ class Replica(Checkpoints, FigureCalls, Closing):
         closing.callback(release, parameters)
         self._figures.is_foreseen &= box is None
         if not self._team.is_back:
-            self._run = require_agreement(self._team, self._announcer, model, parameters, self.config, self.recipe)
-            self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
+            of_all = (self._team, self._announcer, model, parameters, self.config, self.recipe)
+            self._run, sent = require_agreement(*of_all)
+            self._team.broadcast.run(sent, deadline)
         if config.needs_center:
             self._exchange = self._with_center(parameters, config, box, closing)
         else:
@@ -376,7 +370,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         with torch.no_grad():
             for name, value in (center or {}).items():
                 named[name].copy_(value)
-        self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
+        self._team.broadcast.run([*self._model.parameters(), *saved_buffers(self._model)], self._announcer.deadline)
 
     def _end(self) -> None:
         """The weights that `evaluating` shows stay in the model."""
@@ -390,11 +384,3 @@ class Replica(Checkpoints, FigureCalls, Closing):
             raise SamovarError(f"{what}: finish() has ended training; close() and replicate again to train more")
         if self._loads.is_open:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")
-
-
-def _require_exchangeable(model: nn.Module, parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
-    """Raises InputError for what this strategy cannot exchange."""
-    if not config.exchanges_weights or config.traits.in_groups:
-        require_dense_gradients(model)
-    if config.exchanges_weights:
-        require_apart(model, parameters)

@@ -93,9 +93,17 @@ def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> 
 
 
 def description(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[list[object]]:
-    """The properties that must be equal on all ranks besides the layout: all tensors sent at the start, and types."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return [[name, list(t.shape), str(t.dtype), name in parameters] for name, t in tensors.items()]
+    """The properties that must be equal on all ranks besides the layout: tensors that are saved, and their types."""
+    saved = set(map(id, saved_buffers(model)))
+    tensors = [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if id(b) in saved)]
+    return [[name, list(t.shape), str(t.dtype), name in parameters] for name, t in tensors]
+
+
+def saved_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """The buffers that are saved, each once. Any other (`persistent=False`) is a cache, of any size on each rank."""
+    parts = ((part._buffers, part._non_persistent_buffers_set) for part in model.modules())
+    found = (buffer for buffers, caches in parts for name, buffer in buffers.items() if name not in caches)
+    return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
 
 def _check_model(model: nn.Module) -> None:

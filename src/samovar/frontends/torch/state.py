@@ -14,7 +14,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.core.near import NearArray
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of
+from samovar.frontends.torch.parameters import device_of, saved_buffers
 from samovar.transports.base import Array
 
 
@@ -105,17 +105,8 @@ def _apart(view: torch.Tensor) -> torch.Tensor:
 
 
 def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """The buffers that have a mean over ranks, each once: those of a floating-point type that are saved.
-
-    Counters have none. A buffer that is not saved (`persistent=False`) is a cache, of any size on each rank.
-    """
-    saved = (
-        buffer
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    )
-    return list({id(b): b for b in saved if b.is_floating_point() and b.numel()}.values())
+    """The buffers that have a mean over ranks, each once: those of a floating-point type. Counters have none."""
+    return [buffer for buffer in saved_buffers(model) if buffer.is_floating_point() and buffer.numel()]
 
 
 def num_values(model: nn.Module) -> int:
