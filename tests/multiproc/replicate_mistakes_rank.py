@@ -47,6 +47,15 @@ def plain_backward(loop: Loop) -> None:
     loop.replica.step()
 
 
+def added_later(loop: Loop) -> None:
+    """A loop that unfreezes layers bit by bit, and computes its gradients itself."""
+    loop.train(1)
+    loop.model.register_parameter("scale", nn.Parameter(torch.ones(())))
+    loop.optimizer.add_param_group({"params": loop.model.get_parameter("scale")})
+    loop.loss().backward()
+    loop.replica.step()
+
+
 def failed_backward(loop: Loop) -> None:
     """A script that goes on after a failure, as some do when memory is short."""
 
@@ -316,6 +325,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         for name, mistake in {**STEPPED, "evaluating_without_step": evaluating_without_step}.items()
         for strategy, settings in {"sync": {}, "local-sgd": {"sync_period_steps": 2}, "sync-easgd": {}}.items()
     },
+    **{f"added_later/{strategy}": _in_loop(added_later, strategy) for strategy in ("local-sgd", "sync-easgd")},
     "loads_on_one_rank/local-sgd": _in_loop(loads_on_one_rank, "local-sgd", sync_period_steps=2),
     "plain_step/shm-easgd": _in_loop(plain_step, "shm-easgd"),
     "loads_mixed_runs/shm-easgd": _in_loop(loads_mixed_runs, "shm-easgd"),

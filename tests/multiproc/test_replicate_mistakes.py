@@ -13,6 +13,7 @@ WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 BACKWARD = "call replica.backward(loss) in place of loss.backward()"
 STEP = "call replica.step(), or replica.step(lambda: scaler.step(optimizer))"
 NEVER = "call replica.step() in place of optimizer.step()"
+OTHERS = "other parameters train than at replicate(): one was added, removed or unfrozen"
 PLACES = "ranks are at different places"
 ONE_SAVE = "give every rank the file that it saved, all of one save"
 EQUAL = "the weights of ranks [1] differ from those of rank 0"
@@ -34,6 +35,8 @@ REFUSED = {
     "differs_at_first": EQUAL,
     "differs_at_finish": EQUAL,
     "differs_at_evaluating": EQUAL,
+    "added_later/local-sgd": OTHERS,
+    "added_later/sync-easgd": OTHERS,
     "wrapped_later": "DistributedDataParallel got a model that samovar.replicate has already",
     "wrapped_before": "replicate: a DistributedDataParallel has this model already",
     "sync_batch_norm": "layer '1' is a SyncBatchNorm",

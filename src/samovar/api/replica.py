@@ -153,6 +153,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         if not self._step and self.is_first:
             name_unclaimed(self._model)
         self._order.step()
+        self._optimizers.require_same_parameters()
         with self._optimizers.allowed():
             self._exchange.step(self._step, self._figures.updating(apply or self._optimizers.step))
         self._step += 1
