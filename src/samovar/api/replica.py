@@ -154,6 +154,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
             name_unclaimed(self._model)
         self._order.step()
         self._optimizers.require_same_parameters()
+        if self.config.traits.adds_steps:
+            with_momentum(self.config, self._optimizers, self.world_size)  # a scheduler may have brought one
         with self._optimizers.allowed():
             self._exchange.step(self._step, self._figures.updating(apply or self._optimizers.step))
         self._step += 1

@@ -92,7 +92,7 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         return MomentumShares(config, momentum)
     refusal = (
         f"{config.name}: the optimizer has momentum {momentum:g}, which workers must not have where the center adds "
-        "up their steps; make it with momentum=0"
+        "up their steps; make it with momentum=0 (and OneCycleLR with cycle_momentum=False)"
     )
     if config.traits.has_velocity:
         refusal = f"{refusal}, and give center_momentum"

@@ -222,6 +222,19 @@ def test_a_center_that_adds_up_steps_wants_an_optimizer_without_momentum(team: P
     assert "Adam averages gradients over steps" in adam.notices[0]
 
 
+@pytest.mark.parametrize("strategy", ADDING_STEPS)
+def test_a_scheduler_that_brings_momentum_there_later_is_refused_at_the_step(team: ProcessGroup, strategy: str) -> None:
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, optimizer := sgd(model, 0.0), strategy)
+    replica.backward(model(torch.ones(1, 3)).sum())
+    replica.step()
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    replica.backward(model(torch.ones(1, 3)).sum())
+    with pytest.raises(InputError, match=f"{strategy}: the optimizer has momentum 0.95.*cycle_momentum=False"):
+        replica.step()
+    replica.close()
+
+
 def test_momentum_stays_with_the_worker_in_measgd_and_goes_to_the_center_in_msgd(team: ProcessGroup) -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="async-measgd: the solver has no momentum"):
