@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.core.errors import SamovarError
+from samovar.core.layout import LOOK_EVERY_STEPS
 from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, train_alone, values
 from tests.multiproc.replicate_ranks import serve_rank
 
@@ -263,6 +264,24 @@ def warned(process_group: ProcessGroup, strategy: str, *, same_data: bool) -> An
     return {"text": said.getvalue()}
 
 
+def warned_of_a_closure(process_group: ProcessGroup, *, updates: bool) -> Any:
+    """A function for `step` that computes gradients, as torch's optimizers take it; or one that updates."""
+    loop = Loop(process_group, "local-sgd")
+
+    def closure() -> torch.Tensor:
+        loss = loop.loss()
+        loss.backward()
+        return loss
+
+    with redirect_stderr(io.StringIO()) as said:
+        for _ in range(2 * LOOK_EVERY_STEPS):
+            if updates:
+                closure()
+            loop.replica.step(loop.optimizer.step if updates else closure)
+    loop.replica.close()
+    return {"text": said.getvalue()}
+
+
 def copies_are_free(process_group: ProcessGroup) -> Any:
     """A copy of the model belongs to nobody."""
     model = perceptron()
@@ -336,6 +355,8 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
     "warned/same data": partial(warned, strategy="sync", same_data=True),
     "warned/early": partial(warned, strategy="sync-easgd", same_data=False),
     "warned/sync": partial(warned, strategy="sync", same_data=False),
+    "warned/closure": partial(warned_of_a_closure, updates=False),
+    "warned/update": partial(warned_of_a_closure, updates=True),
     "wrapped_before": wrapped_before,
     "sync_batch_norm": sync_batch_norm,
     "parameter_in_two_optimizers": parameter_in_two_optimizers,

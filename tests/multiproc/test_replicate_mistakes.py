@@ -78,6 +78,8 @@ def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: 
         ("warned/same data", "all ranks had the same loss in each of the first steps, so they read the same data"),
         ("warned/early", "the center that is evaluated lacks all steps so far: the first exchange comes after step 8"),
         ("warned/sync", ""),
+        ("warned/closure", "the function given to step() stepped no optimizer in 8 steps; give none, or one that "),
+        ("warned/update", ""),
     ],
 )
 def test_steps_that_teach_less_than_they_seem_to_are_named_once(name: str, sentence: str) -> None:

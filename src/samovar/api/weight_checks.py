@@ -46,6 +46,11 @@ class WeightChecks:
                 self.require_finite(step, figures)
             else:
                 self._look_later(step, figures)
+        if step == LOOK_EVERY_STEPS and not self._optimizers.has_stepped and not self._rank:
+            warn(
+                f"the function given to step() stepped no optimizer in {step} steps; give none, or one that updates "
+                "the weights, such as lambda: scaler.step(optimizer), and compute gradients before step()"
+            )
         if step % LOOK_EVERY_STEPS == 1:
             require_kept(self._model, self._parameters)
         if step == 1 or (self._compare_steps and step % self._compare_steps == 0):

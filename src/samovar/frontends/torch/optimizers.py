@@ -32,7 +32,7 @@ class Optimizers:
 
     def __init__(self, given: Given) -> None:
         self.all = _checked(given)
-        self.is_allowed = False
+        self.is_allowed = self.has_stepped = False
         self._hooks: list[RemovableHandle] = []
         self._num_parameters = 0
         self._starts_empty = [not optimizer.state for optimizer in self.all]
@@ -173,6 +173,7 @@ class Optimizers:
                 f"{type(optimizer).__name__}.step() was called outside of replica.step(), and would have no exchange; "
                 "call replica.step(), or replica.step(lambda: scaler.step(optimizer)) if something calls it for you"
             )
+        self.has_stepped = True
 
 
 def _checked(given: Given) -> tuple[torch.optim.Optimizer, ...]:
