@@ -179,9 +179,10 @@ else:
 import torch
 from lightning import Fabric, LightningModule, Trainer
 from lightning.fabric.plugins.precision import MixedPrecision
-from lightning.pytorch.callbacks import LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader
+from samovar import InputError
 from samovar.integrations.lightning import FabricStrategy, SamovarStrategy
 
 class Net(LightningModule):
@@ -202,6 +203,15 @@ for callback in (LearningRateFinder(num_training_steps=5), StochasticWeightAvera
     trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[callback], **quiet)
     trainer.fit(Net(), loader)
     assert trainer.global_step >= 16
+for strategy, callback in (("sync-easgd", StochasticWeightAveraging(0.01, 1)), ("local-sgd", EMAWeightAveraging())):
+    strategy = SamovarStrategy(strategy)
+    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[callback], **quiet)
+    try:
+        trainer.fit(Net(), loader)
+    except InputError as error:
+        assert "choose sync, or leave the callback out" in str(error), error
+    else:
+        raise AssertionError
 trainer = Trainer(accelerator="cpu", devices=1, strategy=SamovarStrategy("sync"), max_epochs=1, **quiet)
 trainer.fit(Net(), (batch for batch in loader))
 changes = []

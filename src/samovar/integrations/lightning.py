@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule
-from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -60,11 +60,11 @@ class SamovarStrategy(_Sharing, DDPStrategy):
     """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.
 
     Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
-    end of training have the weights that count. Raises InputError if there are several optimizers, or where the
-    module has a `backward` of its own.
+    end of training have the weights that count. Raises InputError if there are several optimizers, where the module has
+    a `backward` of its own, and for a callback that averages weights, with all strategies but `sync`.
     """
 
-    def setup(self, trainer: LightningTrainer) -> None:
+    def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         if trainer.state.fn is not TrainerFn.FITTING:
             return
@@ -76,6 +76,13 @@ class SamovarStrategy(_Sharing, DDPStrategy):
             )
         self._training.train(module)
         self._training.begin([_inner(optimizer) for optimizer in self.optimizers])
+        config, averaging = self.replica.config, (StochasticWeightAveraging, WeightAveraging)
+        found = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, averaging)]
+        if found and (config.exchanges_weights or config.needs_center):
+            raise InputError(
+                f"SamovarStrategy: {found[0]} puts its mean into the model at the end, and {config.name} the weights "
+                "that count over it; choose sync, or leave the callback out"
+            )
 
     def on_train_start(self) -> None:
         """Begin again if LearningRateFinder has trained to an end already."""
