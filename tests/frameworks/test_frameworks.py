@@ -155,7 +155,8 @@ trainer.train()
 trainer.train()
 """,
     "accelerate": """
-from torch import nn, optim, ones
+from safetensors.torch import load_file
+from torch import equal, nn, optim, ones
 from samovar import InputError
 from samovar.integrations.accelerate import Accelerator
 
@@ -174,6 +175,19 @@ except InputError as error:
     assert "got 1 models and 2 optimizers" in str(error), error
 else:
     raise AssertionError
+accelerator = Accelerator(cpu=True, strategy="sync-easgd")
+model = nn.Linear(2, 1)
+model, optimizer = accelerator.prepare(model, optim.SGD(model.parameters(), 0.1))
+for _ in range(10):
+    accelerator.backward(model(ones(1, 2)).sum())
+    optimizer.step()
+accelerator.save_state("state")
+accelerator.save_model(model, "saved")
+own = model.weight.detach().clone()
+with accelerator.evaluating():
+    for folder in ("state", "saved"):
+        assert equal(load_file(f"{folder}/model.safetensors")["weight"], model.weight), folder
+    assert not equal(own, model.weight)
 """,
     "lightning": """
 import torch

@@ -82,6 +82,16 @@ class Accelerator(accelerate.Accelerator):
         self.training.forget()
         return super().free_memory(*objects)
 
+    def save_state(self, *args: Any, **kwargs: Any) -> Any:
+        """As Accelerate's, with the weights that count: all ranks call it."""
+        with self.evaluating():
+            return super().save_state(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As Accelerate's, with the weights that count: all ranks call it."""
+        with self.evaluating():
+            super().save_model(*args, **kwargs)
+
     def evaluating(self) -> Any:
         return self.training.evaluating()
 
