@@ -43,7 +43,7 @@ def box_choice(
 ) -> BoxChoice | None:
     """The choice of a box; None without `box`. Raises InputError if the arguments do not belong together."""
     if box is not None:
-        named = box if isinstance(box, str) else ",".join(box)
+        named = ",".join(map(str, box)) if isinstance(box, list | tuple) else str(box)
         endpoints = parse_endpoints(named, None if key_file is None else Path(key_file))
         return BoxChoice(endpoints, buffer or model_name, join)
     for name, value in (("buffer", buffer), ("key_file", key_file), ("join", join or None)):

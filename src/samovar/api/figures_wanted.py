@@ -63,7 +63,7 @@ def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *
         raise InputError(f"{name} {written!r}: needs a folder for the trace; give metrics='FOLDER', too")
     if has_center:
         raise InputError(f"{name} {written!r}: shows exchanges among ranks; at a center there are none: leave it out")
-    return FiguresWanted(choice, TraceWindow.parse(written, name), what)
+    return FiguresWanted(choice, TraceWindow.parse(str(written), name), what)
 
 
 class RunFile(Sink):

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -18,7 +19,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
-from samovar.core.errors import InputError, SamovarError, require_choice
+from samovar.core.errors import InputError, SamovarError, require_choice, require_whole
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.identity import ElasticJob, Identity, elastic_job
@@ -101,9 +102,9 @@ class _Process:
 _process = _Process()
 
 
-def _require_limit(timeout_s: float) -> None:
-    if not 0 < timeout_s < 86_400:
-        raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
+def _require_limit(timeout_s: object) -> None:
+    if not isinstance(timeout_s, Real) or not 0 < float(timeout_s) < 86_400:
+        raise InputError(f"replicate: timeout_s is {timeout_s!r}; give seconds, more than 0 and less than a day")
 
 
 def _in_short(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
@@ -174,7 +175,7 @@ def replicate(
 
     Raises InputError for a wrong argument, or one that differs between ranks; DeadlineExceeded if a rank is missing.
     """
-    config, has_bucket = _config(strategy, collective, settings)
+    config, has_bucket = _config(strategy, collective, settings, compare_weights_steps)
     wanted = figures_wanted(metrics, trace, has_center=config.needs_center)
     choice = _box(config, recipe, transport, box, buffer, key_file, join, type(model).__name__)
     if (job := elastic_job()) is not None:
@@ -289,8 +290,10 @@ def _require_home(config: StrategyConfig, joined: Joined) -> None:
         )
 
 
-def _config(strategy: str | type[Strategy], collective: str, settings: dict[str, Any]) -> tuple[StrategyConfig, bool]:
-    """The settings, and whether they include the size of buckets."""
+def _config(
+    strategy: str | type[Strategy], collective: str, settings: dict[str, Any], compared: int | None
+) -> tuple[StrategyConfig, bool]:
+    """The settings, and whether they include the size of buckets. Raises InputError."""
     name = strategy if isinstance(strategy, str) else name_of(strategy)
     if ":" in name:
         declared_as(name)
@@ -309,6 +312,10 @@ def _config(strategy: str | type[Strategy], collective: str, settings: dict[str,
             "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank, but a torch "
             "optimizer updates all at once; choose overlap='backward', or leave both out"
         )
+    if compared is not None:
+        require_whole("replicate: compare_weights_steps", compared, least=1)
+        if config.exchanges_weights or config.needs_center:
+            raise InputError(f"replicate: compare_weights_steps: {config.name} keeps no weights equal; leave it out")
     return config, bucket is not None
 
 

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
+from samovar.core.errors import require_whole
 from samovar.core.group import Group
 from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader, start_of
 
@@ -88,6 +89,7 @@ class Shards:
 
     def of(self, loader: DataLoader[Any], seed: int, make: Callable[[int], Shard]) -> Shard:
         """The shard of this loader and seed, made the first time. Each but the first has a seed of its own."""
+        require_whole("shard: seed", seed, least=0)
         for shard in self._made:
             if shard.source is loader and shard.seed == seed:
                 return shard

@@ -18,7 +18,7 @@ from samovar.box.joining import BoxSeat, buffer_names
 from samovar.box.local import DEFAULT_BOX
 from samovar.core.clock import Deadline
 from samovar.core.closing import Closing
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, require_whole
 from samovar.transports.base import Array
 
 _WHO = "samovar.box"
@@ -89,8 +89,7 @@ class Box:
             raise InputError(
                 f"{_WHO}: {self._places} has no buffer {name!r}; there are: {there}. Give num_elements to make it"
             )
-        if not isinstance(num_elements, int | np.integer) or num_elements < 1:
-            raise InputError(f"{_WHO}: num_elements is {num_elements!r}; give a whole number from 1 on")
+        require_whole(f"{_WHO}: num_elements", num_elements, least=1)
         shape = BufferShape(int(num_elements), with_velocity=with_velocity)
         # Another program may make it now, too.
         create_shards(self._places, name, shape, _WHO, self._deadline(), goes_on=True)

@@ -13,6 +13,7 @@ A bug of ours is an AssertionError, never one of these.
 
 import difflib
 from collections.abc import Collection
+from numbers import Integral
 from typing import Final
 
 _MAX_LENGTH: Final = 1000
@@ -67,6 +68,12 @@ def require_choice(flag: str, value: object, allowed: Collection[str]) -> None:
         near = _nearest(str(value), allowed, 0.6) if len(allowed) > _FEW else None
         advice = f"did you mean '{near}'? Else choose" if near else "choose"
         raise InputError(f"{flag}: got {value!r}; {advice} one of: {', '.join(allowed)}")
+
+
+def require_whole(what: str, value: object, least: int) -> None:
+    """Raises InputError if `value` is not a whole number, or less than `least`."""
+    if not isinstance(value, Integral) or value < least:
+        raise InputError(f"{what} is {value!r}; give a whole number from {least} on")
 
 
 def nearest(name: str, allowed: Collection[str]) -> str:

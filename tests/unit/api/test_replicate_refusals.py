@@ -1,17 +1,22 @@
 """What `samovar.replicate` refuses, with the reason."""
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import samovar
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
 from samovar.core.errors import InputError
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
+from samovar.strategies.config import StrategyConfig
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -79,6 +84,7 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
         ({"join": True}, "join=True belongs to a box"),
         ({"buffer": "lenet"}, "buffer='lenet' belongs to a box"),
         ({"box": "b o x"}, "b o x"),
+        ({"box": Path("b o x")}, "b o x"),
         ({"box": "host:4711"}, "wants its key"),
         ({"box": "mine", "key_file": tmp_path / "key"}, "box 'mine' is one of this host"),
     ):
@@ -97,6 +103,23 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
         ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
         ("sync", {"collective": "star"}, "collective"),
         ("sync-easgd", {"moving_rate": 2.0}, "moving_rate"),
+        (
+            "sync",
+            {"timeout_s": timedelta(minutes=1)},
+            r"timeout_s is datetime.timedelta\(.*\); give seconds, more than 0",
+        ),
+        ("sync", {"timeout_s": None}, "timeout_s is None; give seconds"),
+        ("sync", {"timeout_s": "60"}, "timeout_s is '60'; give seconds"),
+        ("sync", {"metrics": True}, "metrics: got 'True'; give a folder"),
+        (
+            "sync",
+            {"trace": (1, 2), "metrics": "runs"},
+            r"trace '\(1, 2\)': give the first and the last step, .*steps=20-30",
+        ),
+        ("sync", {"compare_weights_steps": "2"}, "compare_weights_steps is '2'; give a whole number from 1 on"),
+        ("sync", {"compare_weights_steps": -3}, "compare_weights_steps is -3; give a whole number from 1 on"),
+        ("sync-easgd", {"compare_weights_steps": 3}, "sync-easgd keeps no weights equal; leave it out"),
+        ("hybrid-easgd", {"compare_weights_steps": 3}, "hybrid-easgd keeps no weights equal; leave it out"),
         ("local-sgd", {"sync_period": 0}, "sync_period_steps: got 0 steps; give at least 1"),
         ("local-sgd", {"sync_period": 2, "sync_period_steps": 2}, "sync_period_steps is another spelling of"),
         ("nowhere:Rule", {}, "strategy nowhere:Rule: there is no module 'nowhere'"),
@@ -109,3 +132,11 @@ def test_settings_are_refused_by_their_names_in_python(strategy: Any, settings: 
     with pytest.raises(InputError, match=sentence) as refused:
         samovar.replicate(model, sgd(model), strategy, **settings)
     assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seed", [None, -1, 1.5])
+def test_a_seed_of_a_shard_is_a_whole_number(team: ProcessGroup, seed: Any) -> None:
+    model = nn.Linear(3, 2)
+    replica = Replica(model, sgd(model), team, StrategyConfig("sync"), 5.0)
+    with pytest.raises(InputError, match=f"shard: seed is {seed}; give a whole number from 0 on"):
+        replica.shard(DataLoader(TensorDataset(torch.ones(4, 3))), seed=seed)

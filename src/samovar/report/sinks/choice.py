@@ -75,7 +75,7 @@ def close_all(sinks: Iterable[Sink]) -> None:
 def _several(given: Place | Sequence[Place] | None) -> Sequence[Place]:
     if given is None:
         return ()
-    return (given,) if isinstance(given, str | Path | Sink) else given
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
 
 
 def _is_sink(place: object) -> bool:
