@@ -142,7 +142,7 @@ class NamedBuffers:
     ) -> Buffer:
         """A new buffer of zeros, or the existing one of this name and shape. Raises InputError.
 
-        A second attempt with the same `token`, of 63 bits, returns it as new again. A new one is there when `fill` has
+        A second attempt with the same `token`, of 63 bits, returns it as new again. A new one is kept when `fill` has
         filled it, or not at all.
         """
         token = token or new_token()
