@@ -133,8 +133,7 @@ class WindowCenter:
         window, versions = self._window, np.zeros(self.num_chunks, np.int64)
         chunk_memory, last = np.empty(self.chunk_elements, np.float32), np.zeros(2, np.int64)
         for chunk, part in self._parts():
-            offset = self._center_offset + 4 * part.start
-            last_offset = self._word(chunk, _NUM_WORDS + 2 * self._rank)  # the update of this member that it holds
+            offset, last_offset = self._center_offset + 4 * part.start, self._last_offset(chunk)
             center = chunk_memory[: part.stop - part.start]
             with self._locked(chunk, lane, deadline):
                 window.get(_HOST, last_offset, last)
@@ -148,6 +147,10 @@ class WindowCenter:
                     window.put(_HOST, last_offset, last)
                 versions[chunk] = last[1]
         return versions
+
+    def _last_offset(self, chunk: int) -> int:
+        """Where it stands which of this member's updates the chunk holds."""
+        return self._word(chunk, _NUM_WORDS + 2 * self._rank)
 
     def _adding(self, difference: Array, momentum: float) -> _Change:
         """c += d, or v = m v + d; c += v"""
