@@ -52,6 +52,7 @@ class RunConfig:
     model: Path
     weights: tuple[Path, ...] = ()
     snapshot: Path | None = None
+    keeps_snapshot: bool = False
     workers: int = 1
     threads_per_worker: int = 1
     cpus: tuple[tuple[int, ...], ...] = ()

@@ -212,6 +212,17 @@ def test_resume_with_other_hosts(solver: Path, tmp_path: Path) -> None:
         assert "step 12/12" in third.commands[0].output
 
 
+def test_a_run_without_a_step_leaves_the_snapshot_that_it_resumed(solver: Path, tmp_path: Path) -> None:
+    """Other hosts have a copy of it, and save or do not save with host 0."""
+    with started(tmp_path, (1, 1), "--solver", solver, "--strategy", "sync-easgd") as first:
+        first.succeed()
+    before = {path: path.read_bytes() for path in first.out.glob("snapshots/*/*")}
+    assert {"rank_0.safetensors", "rank_1.safetensors"} <= {path.name for path in before}
+    with started(tmp_path, (1, 1), "--solver", solver, "--strategy", "sync", "--snapshot", "auto") as second:
+        second.succeed()
+    assert {path: path.read_bytes() for path in second.out.glob("snapshots/*/*")} == before
+
+
 def move_pair(snapshot: Path, folder: Path) -> Path:
     """The solverstate of a snapshot, in a folder where its caffemodel is too."""
     folder.mkdir()

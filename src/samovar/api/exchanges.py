@@ -335,6 +335,7 @@ class WeightExchange(Exchange):
     def _drain(self) -> None:
         """Complete an exchange under way. It may change these weights."""
         with self._weights.in_buffer():
+            self._strategy.forget_drained()
             self._strategy.drain()
 
     def _announce(self, step: int) -> None:

@@ -238,7 +238,7 @@ class _OtherHost:
         if place.store is not None:
             address = ask_place(*address, place.store, place.number, self._timeout_s)
         try:
-            link = link_to(address, key, who, deadline)
+            link = link_to(address, key, who, Deadline.after(self._timeout_s))
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
                 f"{error}; was host 0 started, and are --master-addr and --master-port those of host 0?"

@@ -23,7 +23,7 @@ LATEST: Final = "latest"
 IF_ANY: Final = "auto"
 # Where a run computes, and what it leaves behind, does not change what it computes.
 _NO_MATTER_TO_REPLAY = (
-    *("replay", "record", "out", "timeout_s", "stop_rule", "hosts", "metrics"),
+    *("replay", "record", "out", "keeps_snapshot", "timeout_s", "stop_rule", "hosts", "metrics"),
     *("cpus", "num_taken_cpus", "oversubscribed", "sweep"),
 )
 
@@ -64,7 +64,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())
     # Ranks know how often a solver for larger steps is to be shown.
     display_steps = solver.display if config.large_batch is None else 1
-    return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+    config = replace(config, out=folder.path, keeps_snapshot=_is_own(found, folder))
+    return TrainingPlan(config, folder, is_new, display_steps, notices)
 
 
 def _with_factors(config: RunConfig, iter_size: int) -> StrategyConfig:
@@ -102,10 +103,14 @@ def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
         snapshot is None or not folder.metrics.exists() or config_of(folder).get("snapshot") == str(snapshot)
     ):
         return
-    if snapshot is None or not snapshot.resolve().is_relative_to(folder.snapshots.resolve()):
+    if not _is_own(snapshot, folder):
         has = "a finished run (result.json)" if has_ended else "a run that did not end"
         more = ", or continue with that run: --snapshot latest" if has_more else ""
         raise InputError(f"--out {out}: has {has}; give another folder{more}")
+
+
+def _is_own(snapshot: Path | None, folder: RunFolder) -> bool:
+    return snapshot is not None and snapshot.resolve().is_relative_to(folder.snapshots.resolve())
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:

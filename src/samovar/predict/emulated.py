@@ -44,6 +44,8 @@ def emulated(
         sentences.append(
             f"messages that would take less come after about {units.seconds(least_s)}, the time of a wake-up here"
         )
+    if cluster.network.processing < math.inf:
+        sentences.append("processor time of messages: that of this host, not the described one")
     sentences.append("not shaped: start and end, reading data, tests, and messages of other libraries")
     return emulation, sentences
 

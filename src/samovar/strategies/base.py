@@ -190,6 +190,9 @@ class Strategy:
         unless the strategy says so.
         """
 
+    def forget_drained(self) -> None:
+        """The weights may have been changed since `drain`, by the program."""
+
     def gather_histories(self) -> None:
         """Complete the solver's histories on every rank, if a rank updates only some buckets.
 

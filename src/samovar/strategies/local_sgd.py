@@ -150,8 +150,11 @@ class LocalSgd(LocalSteps):
 
     def drain(self) -> None:
         """Take the mean of the weights as they are, for `center`; the workers' own do not change."""
-        if not self._is_common:  # also if it was taken: a program may have loaded others since
+        if not self._is_common and self._mean is None:
             self._mean = self._mean_of_weights()
+
+    def forget_drained(self) -> None:
+        self._mean = None
 
     def center(self) -> Array | None:
         """The mean that `drain` took; None while the workers' own are equal, or not drained since they changed."""

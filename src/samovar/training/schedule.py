@@ -17,10 +17,9 @@ def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Sch
     solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
     if config.by_caffe:
         return _as_caffe(caffe, first_step, num_steps)
-    # Without a step this run has nothing new to save, and perhaps less. Other hosts cannot tell whose snapshot it is.
-    started = config.snapshot if first_step == num_steps and config.hosts is None else None
-    is_saved = started is not None and started.resolve().is_relative_to(config.out.resolve())
-    return _plain(caffe, first_step, num_steps, save_at_end=not is_saved)
+    # Without a step this run has nothing new to save, and perhaps less.
+    save_at_end = first_step < num_steps or not config.keeps_snapshot
+    return _plain(caffe, first_step, num_steps, save_at_end=save_at_end)
 
 
 def num_steps_of(config: RunConfig, caffe: CaffeSolver) -> int:

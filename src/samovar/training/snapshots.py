@@ -107,17 +107,16 @@ class FolderSaver:
 
     def save(self, steps_done: int) -> Path | None:
         """Write the snapshot of `steps_done`. Returns its folder on rank 0; raises InputError if the disk refuses."""
-        staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
         learner = self._learner
+        learner.strategy.drain()  # weights that are under way belong to this step, too
+        learner.finite.require_own()
+        staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
         learner.strategy.gather_histories()
         with learner.with_evaluated_weights():
-            learner.finite.require_own()
             return self._write(steps_done, staged) if self._group.rank == 0 else None
 
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
         """Write this rank's part, and wait until every rank has written its own."""
-        self._learner.strategy.drain()  # weights that are under way belong to this step, too
-        self._learner.finite.require_own()
         own = self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
         came = {} if self._others is None else self._others.collect(own)
         process_ids = stagings.gather([os.getpid()], self._deadline())[:, 0]
