@@ -152,7 +152,7 @@ class Comparison:
         rated = [(run.samples_per_second, label, run) for run, label in zip(self.runs, self.labels, strict=True)]
         rate, label, best = max(rated, key=lambda one: one[0])
         if not rate:
-            return f"{len(self.runs)} runs without a rate, so none is called the fastest: they count no samples, or have begun"
+            return f"{len(self.runs)} runs without a rate, so none is the fastest: they count no samples, or have begun"
         times, others = self.speed_up(best), [run for run in self.runs if run is not best]
         what = f"{label} is the fastest of {len(self.runs)} runs: {rate:,.0f} samples/s"
         if times is not None and best.workers != 1:

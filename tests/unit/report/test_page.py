@@ -142,7 +142,7 @@ def test_loops_that_count_no_samples_have_no_rate(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         step_lines(tmp_path / name, 1, 50, batch=0)
     text = page_of(tmp_path / "slow", tmp_path / "fast")
-    assert verdict(text).startswith("2 runs without a rate, so none is called the fastest")
+    assert verdict(text).startswith("2 runs without a rate, so none is the fastest")
     assert "samples/s" not in text
     text = page_of(tmp_path / "slow")
     assert verdict(text).endswith("are at step 50, with loss 0.0460.")
