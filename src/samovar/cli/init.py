@@ -55,7 +55,7 @@ def init(
     data: _Lmdb = None,
     test_data: _TestLmdb = None,
 ) -> None:
-    """Write a commented example to start from, and print the next command. Existing files stay."""
+    """Write a commented example to start from, and print the next command. If a file exists, nothing is written."""
     given = "--data" if data is not None else "--test-data" if test_data is not None else ""
     if kind is Start.TORCH:
         if given:
