@@ -243,6 +243,8 @@ def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name:
     assert (shares.worker, shares.rate_factor, shares.is_nesterov, shares.notices) == (0.9, 0.25, True, ())
     without = shared_momentum(StrategyConfig(name, keep_momentum=True), 0.0, 4)
     assert (without.rate_factor, without.is_nesterov) == (0.25, False)
+    many = shared_momentum(StrategyConfig(name, keep_momentum=True), 0.9, 3_000)
+    assert many.rate_factor == pytest.approx(1 / 3_000, rel=1e-5)
     sgd = SolverConfig("SGD", PolicyConfig("fixed", 0.1), momentum=0.9)
     _, solver, (notice,) = with_momentum(StrategyConfig(name, keep_momentum=True), sgd, 4)
     assert (solver.type, solver.momentum, solver.policy.base_lr) == ("Nesterov", 0.9, 0.025)
@@ -253,13 +255,13 @@ def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name:
     assert "4 of them move the center as fast as one moves its weights" in notice
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 16])
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 16, 128, 512])
 def test_a_center_whose_workers_look_ahead_forgets_in_their_steps_what_one_worker_does_in_one(num_workers: int) -> None:
     for momentum in (0.9, 0.0):  # of which the center still has 0.9
         shares = shared_momentum(StrategyConfig("async-msgd", look_ahead=True), momentum, num_workers)
         at_center = shares.config.center_momentum
         assert at_center is not None
-        assert at_center**num_workers == pytest.approx(0.9, rel=1e-4)
+        assert at_center**num_workers == pytest.approx(0.9, rel=1e-3)
         assert num_workers * shares.rate_factor / (1 - at_center) == pytest.approx(1 / (1 - momentum), rel=1e-3)
         ranks = shared_momentum(resolved(shares.config, num_workers), momentum, num_workers)
         assert (ranks.config.center_momentum, ranks.rate_factor) == (at_center, shares.rate_factor)
