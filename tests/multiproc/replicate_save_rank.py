@@ -40,6 +40,8 @@ AT_A_CENTER: dict[str, dict[str, Any]] = {
     "async-easgd": {"sync_period_steps": 2, "overlap": "period"},
     "async-msgd": {"sync_period_steps": 2, "center_momentum": 0.5},
 }
+# Whose ranks keep equal weights, and what they load of those that did not.
+TO_EQUAL = ("local-sgd to sync", "local-sgd to hybrid-easgd")
 
 
 class Run:
@@ -47,7 +49,8 @@ class Run:
 
     def __init__(self, process_group: ProcessGroup, strategy: str, seed: int = 1) -> None:
         self.process_group = process_group
-        settings = {**EQUAL_BITS, **AT_A_CENTER}[strategy]
+        in_one_group = {"sync_period_steps": 8, "group_size": process_group.group.world_size}
+        settings = {**EQUAL_BITS, **AT_A_CENTER, "hybrid-easgd": in_one_group}[strategy]
         self.model = perceptron(seed)
         if strategy == "async-msgd":
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -124,13 +127,18 @@ def _center_of(run: Run) -> list[float]:
         return values(run.model)
 
 
+def _moments_of(run: Run) -> float:
+    return sum(float(kept["exp_avg"].abs().sum()) for kept in run.optimizer.state.values())
+
+
 def of_two_ranks(process_group: ProcessGroup, strategy: str, other: str = "") -> Any:
     """The file that two ranks have saved, with any number of ranks, perhaps by another strategy."""
     run = Run(process_group, other or strategy, seed=77)
     loaded = run.replica.load(FOLDER / f"{strategy}_2.safetensors")
     result = {"read": values(run.model), "steps": run.replica.step_count, "rank": loaded["rank"]}
-    result["moments"] = float(run.optimizer.state[next(run.model.parameters())]["exp_avg"].abs().sum())
+    result["moments"] = _moments_of(run)
     run.train(SAVED_AT, STEPS)
+    result["ended"] = values(run.model)
     run.replica.close()
     return result
 
@@ -182,7 +190,7 @@ def distributed_of_two_ranks(process_group: ProcessGroup, strategy: str) -> Any:
     run = Run(process_group, strategy, seed=77)
     dcp.load({"replica": samovar.DistributedState(run.replica, folder, "replica")}, checkpoint_id=folder)
     result = {"read": values(run.model), "steps": run.replica.step_count}
-    result["moments"] = float(run.optimizer.state[next(run.model.parameters())]["exp_avg"].abs().sum())
+    result["moments"] = _moments_of(run)
     run.replica.close()
     return result
 
@@ -368,7 +376,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 OF_TWO: dict[str, Scenario] = {
     **{f"of_two/{strategy}": partial(of_two_ranks, strategy=strategy) for strategy in ("sync", "sync-easgd")},
-    "of_two/sync-easgd to local-sgd": partial(of_two_ranks, strategy="sync-easgd", other="local-sgd"),
+    **{
+        f"of_two/{pair}": partial(of_two_ranks, strategy=pair.split(" to ")[0], other=pair.split(" to ")[1])
+        for pair in ("sync-easgd to local-sgd", *TO_EQUAL)
+    },
     **{
         f"distributed_of_two/{strategy}": partial(distributed_of_two_ranks, strategy=strategy)
         for strategy in ("sync", "sync-easgd")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
-from tests.multiproc.replicate_save_rank import AT_A_CENTER, EQUAL_BITS, SAVED_AT
+from tests.multiproc.replicate_save_rank import AT_A_CENTER, EQUAL_BITS, SAVED_AT, TO_EQUAL
 
 PROGRAM = "tests.multiproc.replicate_save_rank"
 SIZES = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
@@ -60,6 +60,15 @@ def test_another_number_of_ranks_begins_at_the_center_or_the_first_ranks_weights
         assert all(rank["steps"] == SAVED_AT and rank["moments"] > 0 for rank in ranks)
         if world_size != 2 or " to " in strategy:
             assert all(rank["read"] == ranks[0]["read"] for rank in ranks)
+
+
+@pytest.mark.parametrize("pair", TO_EQUAL)
+@pytest.mark.parametrize("world_size", SIZES)
+def test_ranks_that_keep_equal_weights_keep_them_after_a_load_from_ranks_that_did_not(
+    results: Results, world_size: int, pair: str
+) -> None:
+    ranks = succeeded(results(world_size), f"of_two/{pair}")
+    assert all(rank["ended"] == ranks[0]["ended"] != rank["read"] for rank in ranks)
 
 
 @pytest.mark.parametrize("world_size", SIZES)

@@ -199,7 +199,7 @@ class ElasticReplica(Replica):
             return
         if self._step:
             raise SamovarError("load_state_dict(): an elastic job loads a state before its first step; call it there")
-        state, _ = checked(state, self.rank, -1, self.config.name)
+        state, *_ = checked(state, self.rank, -1, self.config)
         require_fitting(state, self._model, self._optimizers)
         with self._loads.opened():
             self._model.load_state_dict(state["model"])

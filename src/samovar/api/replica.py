@@ -272,13 +272,14 @@ class Replica(Checkpoints, FigureCalls, Closing):
         """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.
 
         A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
-        has no center. Both are those that rank 0 loads. Each rank keeps the optimizers' state that it loads.
+        has no center. Both are those that rank 0 loads. Each rank keeps the optimizers' state that it loads. It begins
+        anew if ranks had one each, and must have one here (`sync`, and a group of `hybrid-easgd`).
 
         Raises InputError if the state does not fit. Raises SamovarError, before anything is loaded, if another rank is
         at a different call, or the states are not all of one save (at a center: of one run).
         """
         self._require_training("load_state_dict()")
-        state, is_own = checked(state, self.rank, self.world_size, self.config.name)
+        state, is_own, keeps_momentum = checked(state, self.rank, self.world_size, self.config)
         self._meet_at_center("load_state_dict()", float(state.get("run", 0.0)))
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
@@ -286,6 +287,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         asks = any(KINDS[name].traits.adds_steps for name in (self.config.name, state["strategy"]) if name in KINDS)
         of_strategy = ("momentum", "nesterov") if asks and not is_own else ()
         self._optimizers.load_state_dict(state["optimizer"], of_strategy)
+        if not keeps_momentum:
+            self._optimizers.begin_again()
         self._optimizers.multiply_rates(self.rate_factor / state.get("rate_factor", self.rate_factor))
         with_momentum(self.config, self._optimizers, self.world_size)
         with self._loads.opened():

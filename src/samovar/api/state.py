@@ -13,12 +13,20 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.state import mean_buffers
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.traits import KINDS
 
 _FIELDS = ("rank", "world_size", "strategy", "step", "epochs", "model", "optimizer", "strategy_state", "center")
 
 
-def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str) -> tuple[Mapping[str, Any], bool]:
-    """The state, and whether this rank saved it. Raises InputError if another rank of the same run did, or none."""
+def checked(
+    state: Mapping[str, Any], rank: int, world_size: int, config: StrategyConfig
+) -> tuple[Mapping[str, Any], bool, bool]:
+    """The state, whether this rank saved it, and whether optimizers keep theirs.
+
+    They do not if ranks must have the same, and those that saved had one each.
+    Raises InputError if another rank of the same run saved it, or none.
+    """
     missing = [field for field in _FIELDS if field not in state]
     if missing:
         raise InputError(f"load_state_dict: {', '.join(missing)} missing; give what replica.state_dict() returned")
@@ -29,13 +37,16 @@ def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str)
             "replica.state_dict() returned. With torch.distributed.checkpoint, give it "
             "samovar.DistributedState(replica, folder)"
         )
-    is_own = state["world_size"] == world_size and state["strategy"] == strategy
+    is_own = state["world_size"] == world_size and state["strategy"] == config.name
     if is_own and state["rank"] != rank:
         raise InputError(
             f"load_state_dict: this is the state of rank {state['rank']}, and here is rank {rank}: every rank loads "
             "what it saved itself"
         )
-    return state, is_own
+    kind = KINDS.get(state["strategy"])
+    had_the_same = state["world_size"] == 1 or (kind is not None and not kind.traits.exchanges_weights)
+    may_differ = config.exchanges_weights and not config.traits.in_groups
+    return state, is_own, is_own or had_the_same or may_differ
 
 
 def require_fitting(state: Mapping[str, Any], model: nn.Module, optimizers: Optimizers) -> None:
