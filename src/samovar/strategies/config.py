@@ -70,6 +70,7 @@ class StrategyConfig:
             setting = self.traits.setting(name)
             if setting is not None:
                 setting.check(value, self.name)
+                self._keep(name, setting.kind(value))
             elif name != "always_compresses":  # which says by itself that there is nothing to compress
                 self._refuse(name, settings[0].flag)
         if self.always_compresses and self.codec is None:
@@ -141,6 +142,10 @@ class StrategyConfig:
     def is_async(self) -> bool:
         """Whether each worker, or group of them, goes at its own speed and waits for no other."""
         return self.traits.is_async
+
+    def _keep(self, name: str, value: Value) -> None:
+        is_own = name in self.own
+        object.__setattr__(self, "own" if is_own else name, {**self.own, name: value} if is_own else value)
 
     def _refuse(self, name: str, flag: str) -> None:
         owners = [strategy for strategy, kind in KINDS.items() if kind.traits.setting(name)]

@@ -1,7 +1,8 @@
 """A strategy in a user's own file: found, declared, checked, and trained with as ours are."""
 
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,12 @@ def test_its_settings_have_defaults_ranges_and_words_as_ours_have(growing: str) 
         StrategyConfig.given("local-sgd", {"growth": 2.0})
     with pytest.raises(InputError, match="--moving-rate is not a setting of --strategy growing-sgd"):
         StrategyConfig(growing, moving_rate=0.1)
+
+
+def test_settings_that_are_numbers_of_numpy_are_kept_as_python_has_them(growing: str) -> None:
+    given = {"sync_period_steps": np.int64(4), "growth": np.float32(2.0)}
+    kept = json.loads(json.dumps(asdict(StrategyConfig.given(growing, given))))
+    assert (kept["sync_period_steps"], kept["own"]) == (4, {"growth": 2.0})
 
 
 def test_a_class_in_a_module_of_the_working_folder_is_found_by_its_name(
