@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -367,7 +368,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         shared = SharedCenter(self._team, self.config, *of_this)
         closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
-        self.config = resolved(config, self.num_workers)
+        self.config = resolved(replace(config, group_size=self.config.group_size), self.num_workers)
         made = (parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing)
         return HybridExchange(*made) if config.traits.in_groups else CenterExchange(*made)
 

@@ -77,6 +77,22 @@ def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[Endpoint
         assert math.isfinite(row.progress.loss)
 
 
+def test_a_job_that_comes_to_a_box_tells_the_groups_and_the_rate_that_it_uses(
+    team: ProcessGroup, places: list[Endpoint]
+) -> None:
+    """The fourth worker is a group of its own, though the default for four workers is groups of two."""
+    with ExitStack() as stack:
+        for number in range(4):
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            choice = BoxChoice(Endpoints(tuple(places[:1])), "groups", joins=number > 0)
+            replica = Replica(model, optimizer, team, StrategyConfig("hybrid-easgd"), 20.0, choice)
+            stack.callback(replica.close)
+        used = replica._exchange._hybrid  # type: ignore[attr-defined]
+        told = replica.config
+        assert (told.group_size, told.moving_rate) == (used.group_size, used.moving_rate) == (1, 0.125)
+
+
 def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGroup, places: list[Endpoint]) -> None:
     """Zeros are no weights: who was to fill it has said that it cannot."""
     trained(team, "async-easgd", places[:1], "given-up")
