@@ -40,7 +40,8 @@ AT_A_CENTER: dict[str, dict[str, Any]] = {
     "async-easgd": {"sync_period_steps": 2, "overlap": "period"},
     "async-msgd": {"sync_period_steps": 2, "center_momentum": 0.5},
 }
-# Whose ranks keep equal weights, and what they load of those that did not.
+# Loads of another strategy's file: of one step, of a step for each rank, and by ranks that keep equal weights.
+TO_ANOTHER = ("sync-easgd to local-sgd", "shm-easgd to sync-easgd")
 TO_EQUAL = ("local-sgd to sync", "local-sgd to hybrid-easgd")
 
 
@@ -108,7 +109,7 @@ def center_comes_back(process_group: ProcessGroup, strategy: str) -> Any:
         push_late(run)
     run.train(0, SAVED_AT + run.replica.rank)
     run.replica.barrier()
-    run.replica.save(path)
+    run.replica.save(path, {"rank": run.replica.rank})
     saved, center = values(run.model), _center_of(run)
     run.replica.barrier()
     run.train(0, 3)
@@ -378,7 +379,7 @@ OF_TWO: dict[str, Scenario] = {
     **{f"of_two/{strategy}": partial(of_two_ranks, strategy=strategy) for strategy in ("sync", "sync-easgd")},
     **{
         f"of_two/{pair}": partial(of_two_ranks, strategy=pair.split(" to ")[0], other=pair.split(" to ")[1])
-        for pair in ("sync-easgd to local-sgd", *TO_EQUAL)
+        for pair in (*TO_ANOTHER, *TO_EQUAL)
     },
     **{
         f"distributed_of_two/{strategy}": partial(distributed_of_two_ranks, strategy=strategy)

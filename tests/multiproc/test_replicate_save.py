@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
-from tests.multiproc.replicate_save_rank import AT_A_CENTER, EQUAL_BITS, SAVED_AT, TO_EQUAL
+from tests.multiproc.replicate_save_rank import AT_A_CENTER, EQUAL_BITS, SAVED_AT, TO_ANOTHER, TO_EQUAL
 
 PROGRAM = "tests.multiproc.replicate_save_rank"
 SIZES = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
@@ -54,7 +54,7 @@ def test_at_a_center_all_have_the_moment_of_the_save(results: Results, world_siz
 def test_another_number_of_ranks_begins_at_the_center_or_the_first_ranks_weights(
     results: Results, world_size: int
 ) -> None:
-    for strategy in ("sync", "sync-easgd", "sync-easgd to local-sgd"):
+    for strategy in ("sync", "sync-easgd", *TO_ANOTHER):
         ranks = succeeded(results(world_size), f"of_two/{strategy}")
         assert [rank["rank"] for rank in ranks] == [number % 2 for number in range(world_size)]
         assert all(rank["steps"] == SAVED_AT and rank["moments"] > 0 for rank in ranks)

@@ -273,8 +273,9 @@ class Replica(Checkpoints, FigureCalls, Closing):
         """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.
 
         A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
-        has no center. Both are those that rank 0 loads. Each rank keeps the optimizers' state that it loads. It begins
-        anew if ranks had one each, and must have one here (`sync`, and a group of `hybrid-easgd`).
+        has no center. These, the step and the shards' places are those that rank 0 loads. Each rank keeps the
+        optimizers' state that it loads. It begins anew if ranks had one each, and must have one here (`sync`, and a
+        group of `hybrid-easgd`).
 
         Raises InputError if the state does not fit. Raises SamovarError, before anything is loaded, if another rank is
         at a different call, or the states are not all of one save (at a center: of one run).
@@ -285,6 +286,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
+        of_first = self.broadcast({name: state.get(name, []) for name in ("step", "epochs", "batches")})
+        state = state if is_own else {**state, **of_first}  # ranks that saved at a center were at different places
         asks = any(KINDS[name].traits.adds_steps for name in (self.config.name, state["strategy"]) if name in KINDS)
         of_strategy = ("momentum", "nesterov") if asks and not is_own else ()
         self._optimizers.load_state_dict(state["optimizer"], of_strategy)

@@ -65,8 +65,10 @@ def require_fitting(state: Mapping[str, Any], model: nn.Module, optimizers: Opti
 
 
 def identity_of(state: Mapping[str, Any]) -> float:
-    """48 bits that are equal for all states that the ranks of one run saved at one step."""
-    named = repr([state.get("run"), *(state[field] for field in ("world_size", "strategy", "step"))])
+    """48 bits that are equal for all states that the ranks of one run saved at one step; at a center, at any steps."""
+    kind = KINDS.get(state["strategy"])
+    fields = ("world_size", "strategy", *(() if kind is not None and kind.traits.is_async else ("step",)))
+    named = repr([state.get("run"), *(state[field] for field in fields)])
     return digest_number(named)
 
 
