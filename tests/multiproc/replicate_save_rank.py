@@ -39,10 +39,11 @@ AT_A_CENTER: dict[str, dict[str, Any]] = {
     "shm-easgd": {"sync_period_steps": 2},
     "async-easgd": {"sync_period_steps": 2, "overlap": "period"},
     "async-msgd": {"sync_period_steps": 2, "center_momentum": 0.5},
+    "hybrid-easgd of one": {"sync_period_steps": 2, "group_size": 1},
 }
 # Loads of another strategy's file: of one step, of a step for each rank, and by ranks that keep equal weights.
 TO_ANOTHER = ("sync-easgd to local-sgd", "shm-easgd to sync-easgd")
-TO_EQUAL = ("local-sgd to sync", "local-sgd to hybrid-easgd")
+TO_EQUAL = ("local-sgd to sync", "local-sgd to hybrid-easgd", "hybrid-easgd of one to hybrid-easgd")
 
 
 class Run:
@@ -57,7 +58,7 @@ class Run:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         else:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True)
-        self.replica: Replica = replicated(process_group, self.model, self.optimizer, name=strategy, **settings)
+        self.replica: Replica = replicated(process_group, self.model, self.optimizer, name=strategy.split()[0], **settings)
 
     def train(self, first: int, stop: int) -> None:
         train(self.replica, self.model, self.optimizer, first, stop)
@@ -87,7 +88,8 @@ def resumes(process_group: ProcessGroup, strategy: str) -> Any:
 
 def push_late(run: Run) -> None:
     """Over a slow link a push comes to the center long after the step that began it."""
-    center: Any = run.replica._exchange._strategy._center  # type: ignore[attr-defined]
+    exchange: Any = run.replica._exchange
+    center = getattr(exchange, "_hybrid", exchange._strategy)._center
     push = center.accumulate_in_background
 
     def late(sequence: int, difference: Array) -> PendingPush:

@@ -260,6 +260,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
             "world_size": self.world_size,
             "rate_factor": self.rate_factor,
             "strategy": self.config.name,
+            "group_size": self.config.group_size,
             "step": self._step,
             **self._shards.state_dict(),
             "model": from_arrays(dict(self._model.state_dict())),
@@ -272,8 +273,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.
 
-        A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
-        has no center. These, the step and the shards' places are those that rank 0 loads. Each rank keeps the
+        A state of another number of ranks, strategy or size of groups gives its center to all ranks, or its weights if
+        it has no center. These, the step and the shards' places are those that rank 0 loads. Each rank keeps the
         optimizers' state that it loads. It begins anew if ranks had one each, and must have one here (`sync`, and a
         group of `hybrid-easgd`).
 

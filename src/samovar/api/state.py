@@ -37,7 +37,8 @@ def checked(
             "replica.state_dict() returned. With torch.distributed.checkpoint, give it "
             "samovar.DistributedState(replica, folder)"
         )
-    is_own = state["world_size"] == world_size and state["strategy"] == config.name
+    saved_by = state["world_size"], state["strategy"], state.get("group_size", config.group_size)
+    is_own = saved_by == (world_size, config.name, config.group_size)
     if is_own and state["rank"] != rank:
         raise InputError(
             f"load_state_dict: this is the state of rank {state['rank']}, and here is rank {rank}: every rank loads "
