@@ -68,7 +68,19 @@ def with_momentum_ahead(process_group: ProcessGroup) -> Any:
     return {"plain": refused(lambda: replicated(False)), "rate": replicated(True).param_groups[0]["lr"]}
 
 
-PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead)
+def without_recipe(process_group: ProcessGroup) -> list[float]:
+    factors = []
+    for settings in ({}, {"keep_momentum": True}):
+        model = perceptron()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9 if settings else 0.0, nesterov=bool(settings)
+        )
+        with Replica(model, optimizer, process_group, StrategyConfig("async-sgd", **settings), TIMEOUT_S) as replica:
+            factors += [replica.rate_factor, optimizer.param_groups[0]["lr"]]
+    return factors
+
+
+PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead, without_recipe)
 SCENARIOS = {function.__name__: function for function in PROGRAMS}
 
 if __name__ == "__main__":

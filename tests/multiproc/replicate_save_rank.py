@@ -58,7 +58,8 @@ class Run:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         else:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True)
-        self.replica: Replica = replicated(process_group, self.model, self.optimizer, name=strategy.split()[0], **settings)
+        settings = {"name": strategy.removesuffix(" of one"), **settings}
+        self.replica: Replica = replicated(process_group, self.model, self.optimizer, **settings)
 
     def train(self, first: int, stop: int) -> None:
         train(self.replica, self.model, self.optimizer, first, stop)

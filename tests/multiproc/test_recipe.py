@@ -86,6 +86,8 @@ def test_replicate_divides_batches_and_scales_rates() -> None:
     for result in succeeded(ranks, "with_momentum_ahead"):
         assert "make the optimizer with nesterov=True" in result["plain"]
         assert result["rate"] == pytest.approx(0.1 / 2)
+    for result in succeeded(ranks, "without_recipe"):
+        assert result == [1.0, 0.1, 0.5, 0.05], "of workers without momentum, and of those that keep it"
 
 
 def test_layers_that_mix_samples_are_named_if_workers_share_a_batch(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
     another rank is longer than `timeout_s`; then DeadlineExceeded names the ranks that are missing.
 
     `config` is the strategy with every setting. `num_workers` are all ranks, and those of other jobs that share the box
-    at the start. `notices` are sentences for the user. `recipe` is None if there is none;
-    `rate_factor` is that of the learning rates by it.
+    at the start. `notices` are sentences for the user. `recipe` is None if there is none; `rate_factor` is that of the
+    learning rates, by it, `keep_momentum` or `look_ahead`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         with ExitStack() as closing:
             closing.callback(self._writer.settle)
             closing.callback(self._step_group.forget, self._announcer)
-            self._scale_rates(shares.rate_factor, recipe, closing)
+            self._scale_rates(shares.rate_factor if box is None else 1.0, recipe, closing)
             self._join(config, box, closing)
             self._closing = closing.pop_all()
         self._is_async = config.is_async
@@ -308,7 +308,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._checks.show_digest()
 
     def _scale_rates(self, factor: float, recipe: Recipe | None, closing: ExitStack) -> None:
-        self.rate_factor = factor * recipe.rate(self.config, self.num_workers) if recipe else 1.0
+        self.rate_factor = factor * (recipe.rate(self.config, self.num_workers) if recipe else 1.0)
         self._optimizers.scale_rates(self.rate_factor)
         closing.callback(self._optimizers.multiply_rates, 1.0 / self.rate_factor)
 

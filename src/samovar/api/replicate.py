@@ -337,8 +337,6 @@ def _described(replica: Replica, joined: Joined) -> Replica:
 
 
 def _of_recipe(replica: Replica) -> str:
-    if replica.recipe is None:
-        return ""
     factor = replica.rate_factor
-    rate = f", learning rates times {factor:g}" if factor != 1.0 else ""
-    return f"; recipe auto: a loader's batch is that of all ranks{rate}"
+    batch = "; recipe auto: a loader's batch is that of all ranks" if replica.recipe else ""
+    return f"{batch}; learning rates times {factor:g}" if factor != 1.0 else batch

@@ -69,8 +69,8 @@ class Optimizers:
             return
         if any("initial_lr" in group for group in self.param_groups):
             raise InputError(
-                f"recipe='auto': multiplies learning rates by {factor:g}, and a scheduler keeps the ones before; make "
-                "the scheduler after replicate, or give recipe='none'"
+                f"replicate: multiplies learning rates by {factor:g}, and a scheduler keeps the ones before; make the "
+                "scheduler after replicate"
             )
         self.multiply_rates(factor)
 
