@@ -95,7 +95,7 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         "up their steps; make it with momentum=0 (and OneCycleLR with cycle_momentum=False)"
     )
     if config.traits.has_velocity:
-        refusal = f"{refusal}, and give center_momentum"
+        refusal += f", and with lr / (1 - {momentum:g}), which is as fast" if config.look_ahead else ""
         default = center_momentum(momentum or WORKERS_MOMENTUM, num_workers, bool(config.look_ahead))
         is_given = config.center_momentum not in (None, default)
         if not config.look_ahead and (is_given or not momentum):

@@ -268,6 +268,18 @@ def test_a_center_whose_workers_look_ahead_forgets_in_their_steps_what_one_worke
     assert resolved(StrategyConfig("async-msgd", look_ahead=True), num_workers).center_momentum == at_center
 
 
+@pytest.mark.parametrize("num_workers", [2, 4, 16])
+def test_the_rate_that_a_refused_momentum_is_advised_is_that_of_train(num_workers: int) -> None:
+    """In a loop of the user's own the optimizer then has no momentum, so it says nothing of its speed."""
+    config = StrategyConfig("async-msgd", look_ahead=True)
+    assert "with lr / (1 - 0.9), which is as fast" in shared_momentum(config, 0.9, num_workers).refusal
+    assert "lr / " not in shared_momentum(StrategyConfig("async-msgd"), 0.9, num_workers).refusal
+    advised = 0.1 / (1 - 0.9) * shared_momentum(config, 0.0, num_workers).rate_factor
+    sgd = SolverConfig("SGD", PolicyConfig("fixed", 0.1), momentum=0.9)
+    _, solver, _ = with_momentum(config, sgd, num_workers)
+    assert solver.policy.base_lr == pytest.approx(advised, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["sync-easgd", "async-easgd", "async-sgd", "hybrid-easgd", "round-robin-easgd"])
 def test_a_period_without_an_exchange_is_warned_of(name: str) -> None:
     """The center is what is tested and saved."""
