@@ -121,8 +121,7 @@ class Checkpoints(RankCalls):
         """Load what `save` wrote, and return this rank's `extra`. All ranks call this, and wait for each other.
 
         A file of another number of ranks P', or of another strategy, gives all ranks the center of saved rank 0, or
-        its weights if it has no center. Rank r gets the optimizers' state and the `extra` of saved rank r mod P'. The
-        first begins anew if saved ranks had one each, and ranks must have one here.
+        its weights if it has no center. Rank r loads the optimizers' state and the `extra` of saved rank r mod P'.
 
         Raises InputError on all ranks if the file is missing, damaged or does not fit. Nothing is loaded then.
         """

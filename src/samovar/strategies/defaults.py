@@ -103,7 +103,7 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         if not is_given:
             config = replace(config, center_momentum=default)
         return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
-    share = _six_digits(1.0 / num_workers)
+    share = _rate_factor(config, 0.0, num_workers)
     if not momentum:
         return MomentumShares(config, 0.0, share if config.keep_momentum else 1.0, refusal=refusal)
     if config.keep_momentum:
@@ -117,8 +117,4 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
 
 
 def _rate_factor(config: StrategyConfig, momentum: float, num_workers: int) -> float:
-    return _six_digits((1.0 - (config.center_momentum or 0.0)) / (num_workers * (1.0 - momentum)))
-
-
-def _six_digits(value: float) -> float:
-    return float(f"{value:.6g}")
+    return float(f"{(1.0 - (config.center_momentum or 0.0)) / (num_workers * (1.0 - momentum)):.6g}")
