@@ -70,12 +70,10 @@ def with_momentum_ahead(process_group: ProcessGroup) -> Any:
 
 def without_recipe(process_group: ProcessGroup) -> list[float]:
     factors = []
-    for settings in ({}, {"keep_momentum": True}):
-        model = perceptron()
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=0.1, momentum=0.9 if settings else 0.0, nesterov=bool(settings)
-        )
-        with Replica(model, optimizer, process_group, StrategyConfig("async-sgd", **settings), TIMEOUT_S) as replica:
+    for keeps in (False, True):
+        model, config = perceptron(), StrategyConfig("async-sgd", keep_momentum=keeps)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * keeps, nesterov=keeps)
+        with Replica(model, optimizer, process_group, config, TIMEOUT_S) as replica:
             factors += [replica.rate_factor, optimizer.param_groups[0]["lr"]]
     return factors
 

@@ -275,7 +275,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
 
         A state of another number of ranks, strategy or size of groups gives its center to all ranks, or its weights if
         it has no center. These, the step and the shards' places are those that rank 0 loads. Each rank keeps the
-        optimizers' state that it loads. It begins anew if ranks had one each, and must have one here (`sync`, and a
+        optimizers' state that it loads. It begins again if ranks had one each, and must have one here (`sync`, and a
         group of `hybrid-easgd`).
 
         Raises InputError if the state does not fit. Raises SamovarError, before anything is loaded, if another rank is
