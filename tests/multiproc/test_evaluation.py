@@ -1,5 +1,6 @@
 """`samovar test` measures what the training run measured at its end."""
 
+import json
 import re
 from pathlib import Path
 
@@ -64,3 +65,47 @@ def test_a_net_that_reads_nothing_says_so(trained: Path, tmp_path: Path) -> None
     ended = succeed("test", "--model", net, "--weights", model, *flags, folder=tmp_path)
     assert "'data' are zeros, so these outputs measure nothing" in ended.output + ended.errors
     assert "at step" not in ended.output
+
+
+def named_as_in_googlenet(net: Path, phase: str) -> Path:
+    """The net with an auxiliary loss of weight 0.3; its losses are in `phase` alone."""
+    text, _, _ = net.read_text().partition('layer { name: "accuracy"')
+    loss = 'type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label"'
+    path = net.with_name(f"googlenet{len(phase)}.prototxt")
+    path.write_text(
+        f'{text} layer {{ name: "1" {loss} top: "loss1/loss1" loss_weight: 0.3 {phase} }}\n'
+        f'layer {{ name: "3" {loss} top: "loss3/loss3" {phase} }}\n'
+        'layer { name: "top" type: "Accuracy" bottom: "ip2" bottom: "label" top: "loss1/top-1" '
+        "include { phase: TEST } }\n"
+    )
+    return path
+
+
+def test_the_test_loss_is_the_sum_that_the_net_learns(net: Path) -> None:
+    auxiliary = named_as_in_googlenet(net, "")
+    flags = ("--workers", 1, "--threads-per-worker", 1)
+    succeed("train", "--solver", write_solver(auxiliary, 2), *flags, "--out", "two", folder=net.parent)
+    (*_, last) = metrics_of(net.parent / "two", "test")
+    loss = 0.3 * last["loss1/loss1"] + last["loss3/loss3"]
+    assert result_of(net.parent / "two")["test_loss"] == last["test_loss"] == pytest.approx(loss, rel=1e-6)
+
+    (model,) = net.parent.glob("two/snapshots/*/*.caffemodel")
+    words = ("test", "--model", auxiliary, "--weights", model, "--iterations", 6, *flags)
+    tested = json.loads(succeed(*words, "--json", folder=net.parent).output)
+    assert tested["loss"] == last["test_loss"]
+    assert tested["loss_weights"] == {"loss1/loss1": pytest.approx(0.3), "loss3/loss3": 1.0}
+    assert f"all losses {loss:.4f}" in succeed(*words, folder=net.parent).output
+
+
+def test_a_test_net_without_losses_has_no_test_loss(net: Path) -> None:
+    without = named_as_in_googlenet(net, "include { phase: TRAIN }")
+    flags = ("--workers", 1, "--threads-per-worker", 1, "--out", "no_loss")
+    ended = succeed("train", "--solver", write_solver(without, 2), *flags, folder=net.parent)
+    assert result_of(net.parent / "no_loss")["test_loss"] is None
+    assert "test loss" not in ended.output
+    (*_, last) = metrics_of(net.parent / "no_loss", "test")
+    assert "test_loss" not in last
+    (model,) = net.parent.glob("no_loss/snapshots/*/*.caffemodel")
+    words = ("--model", without, "--weights", model, "--iterations", 1, *flags[:-2], "--json")
+    tested = json.loads(succeed("test", *words, folder=net.parent).output)
+    assert (tested["loss"], tested["loss_weights"]) == (None, {})

@@ -160,8 +160,7 @@ def _learning_charts(comparison: Comparison, x: Axis, along: Along, name: str, o
         steps = run.steps
         at, scale = (steps.seconds, one_s) if name == "time" else (steps.samples, 1.0)
         losses.append(Series(label, slot, [(a / scale, y) for a, y in binned(at, steps.loss, _POINTS)]))
-        of_tests = ((along(test), output_named(test.outputs, "loss")) for test in run.tests)
-        tested = [(place, loss) for place, loss in of_tests if loss is not None]
+        tested = [(along(test), test.loss) for test in run.tests if test.loss is not None]
         losses.append(Series(f"{label}, tests", slot, tested, is_marks=True))
         points = [(along(test), 100 * value) for test, value in run.accuracies]
         accuracies += [Series(label, slot, points), Series(label, slot, points, is_marks=True)]
@@ -190,7 +189,7 @@ def _tests_table(comparison: Comparison) -> str:
     for run, label in zip(comparison.runs, comparison.labels, strict=True):
         step = max(1, -(-len(run.tests) // _TABLE_ROWS))
         for test in run.tests[::-step][::-1]:
-            accuracy, loss = (output_named(test.outputs, kind) for kind in ("accuracy", "loss"))
+            accuracy, loss = output_named(test.outputs, "accuracy"), test.loss
             cells = ["" if accuracy is None else f"{accuracy:.2%}", "" if loss is None else number(loss)]
             rows.append([label, f"{test.step:,}", f"{test.samples:,.0f}", units.duration(test.seconds), *cells])
     return table("Tests as a table", ["run", "step", "samples", "time", "accuracy", "loss"], rows)

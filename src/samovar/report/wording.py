@@ -42,7 +42,7 @@ def speed(progress: Progress) -> list[str]:
 
 def test_line(tested: Tested) -> str:
     figures = [f"{name} {number(value)}" for name, value in tested.outputs.items()]
-    if tested.loss is not None:
+    if tested.loss is not None and tested.loss not in tested.outputs.values():
         figures.append(f"all losses {number(tested.loss)}")
     which = f" of net {tested.net}" if tested.net else ""
     when = "" if tested.step is None else f" at step {tested.step}"

@@ -57,7 +57,7 @@ class CaffeObserver(Observer):
             self._writer.write(self._iterated(iteration))
 
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:
-        loss = result.loss if self._tells_test_loss else None
+        loss = (result.loss or 0.0) if self._tells_test_loss else None
         weights = self._test_loss_weights[net]
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss, loss_weights=weights))
 

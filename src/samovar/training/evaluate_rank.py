@@ -66,10 +66,7 @@ def _kept_outputs(net: CaffeNet, folder: Path | None, num_batches: int) -> list[
 
 
 def _tell(context: RankContext, result: TestResult, loss_weights: dict[str, float]) -> None:
-    """Report the result; as Caffe, also each batch and the loss."""
-    if not context.config.by_caffe:
-        context.writer.write(Tested(step=None, outputs=result.outputs))
-        return
-    for number, outputs in enumerate(result.batches):
+    """Report the result; as Caffe, also each batch."""
+    for number, outputs in enumerate(result.batches if context.config.by_caffe else ()):
         context.writer.write(TestedBatch(batch=number, outputs=outputs))
     context.writer.write(Tested(step=None, outputs=result.outputs, loss=result.loss, loss_weights=loss_weights))

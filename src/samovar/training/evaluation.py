@@ -25,13 +25,13 @@ MAX_TABLE_VALUES = 1 << 25  # of all batches, 256 MiB
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """Means over a test pass: each output by name, and the weighted sum of losses (0 for a net without any).
+    """Means over a test pass: each output by name, and the weighted sum of losses (None for a net without any).
 
     Value k of an output of several numbers is "name[k]". `batches` are the same outputs of each batch.
     """
 
     outputs: dict[str, float]
-    loss: float
+    loss: float | None
     batches: tuple[dict[str, float], ...]
 
 
@@ -91,7 +91,8 @@ class Evaluation:
         self._num_before += self._num_batches
         self._channel.run(Deadline.after(self._timeout_s))
         means = [float(np.mean(table[:, column])) for column in range(table.shape[1])]
-        return TestResult(self._named(means), means[-1], tuple(self._named(row) for row in table))
+        loss = means[-1] if self._net.loss_weights else None
+        return TestResult(self._named(means), loss, tuple(self._named(row) for row in table))
 
     def _named(self, row: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float]:
         return {name: float(value) for name, value in zip(self._columns, row, strict=False)}

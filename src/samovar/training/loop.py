@@ -71,8 +71,8 @@ class Observer:
 class Outcome:
     """The state of a run when its loop ends.
 
-    This process took `num_steps`, in `seconds` without tests and snapshots. `test_outputs` are those of the first test
-    net with the present weights; empty if these were not tested.
+    This process took `num_steps`, in `seconds` without tests and snapshots. `test_outputs` and `test_loss` are those of
+    the first test net with the present weights; empty if these were not tested.
     """
 
     steps_done: int
@@ -83,6 +83,7 @@ class Outcome:
     warm_samples: int = 0
     warm_seconds: float = 0.0
     test_outputs: dict[str, float] = field(default_factory=dict)
+    test_loss: float | None = None
     num_steps: int = 0
 
     @property
@@ -130,7 +131,7 @@ class Duties:
     def reached(self, steps_done: int) -> None:
         """Note the run's steps; earlier tests and snapshots no longer count."""
         self.outcome.steps_done = steps_done
-        self.outcome.test_outputs = {}
+        self.outcome.test_outputs, self.outcome.test_loss = {}, None
         self._saved_at = None
 
     def tell(self, done: StepDone) -> None:
@@ -154,7 +155,7 @@ class Duties:
         self.settle()
         for net, result in enumerate(self._evaluate()):
             if net == 0:
-                self.outcome.test_outputs = result.outputs
+                self.outcome.test_outputs, self.outcome.test_loss = result.outputs, result.loss
             self._observer.tested(self.outcome.steps_done, net, result)
 
     def finish(self, stop_signal: int, forward: Callable[[], float] | None = None) -> Outcome:

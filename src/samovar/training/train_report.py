@@ -211,7 +211,7 @@ def result_of(
         seconds=outcome.seconds,
         samples_per_second=outcome.samples_per_second,
         train_loss=outcome.train_loss if outcome.num_samples else None,
-        test_loss=output_named(outcome.test_outputs, "loss"),
+        test_loss=outcome.test_loss,
         test_accuracy=output_named(outcome.test_outputs, "accuracy"),
         weights_sha256=sha256,
         replicas_equal=True,

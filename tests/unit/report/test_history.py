@@ -32,6 +32,15 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
     assert run.told.total_steps == 300
 
 
+def test_the_loss_of_a_test_is_no_other_output_with_such_a_name(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 3)
+    auxiliary = {"loss1/loss1": 1.6, "loss1/top-1": 0.9}
+    with closing(MetricsWriter(RunFolder(tmp_path).metrics, 3)) as metrics:
+        for step, values in enumerate(({"test_loss": 3.2}, {"loss": 2.3}, {}), 4):
+            metrics.write(step, "test", {**auxiliary, **values})
+    assert [test.loss for test in History(tmp_path).look().tests[-3:]] == [3.2, 2.3, None]
+
+
 def test_a_look_reads_only_what_has_come(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     step_lines(tmp_path, 1, 10)
