@@ -29,14 +29,14 @@ DTYPE_CODES = {
 _ALIGNMENT_BYTES = 8
 
 
-def chunks(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+def chunks(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """The safetensors file of `arrays`, piece by piece: header, then each array's bytes.
 
     Arrays keep shape and values, and come out C-contiguous and little-endian.
     Cost: one pass over the data; a copy only of arrays that are strided or big-endian.
     """
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-    yield header({name: _entry(arrays[name]) for name in names})
+    yield header({name: _entry(arrays[name]) for name in names}, metadata)
     for name in names:
         yield _little_endian_bytes(arrays[name])
 

@@ -25,6 +25,7 @@ FORMAT = "samovar-snapshot"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
 PART_SUFFIX = ".safetensors"
+PART_KEY = "samovar_part"  # in the metadata of a part: its name
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_NAME_BYTES = 255
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from samovar.checkpoint import arrays
-from samovar.checkpoint.manifest import MANIFEST_NAME, PART_SUFFIX, Manifest, is_plain_name, note
+from samovar.checkpoint.manifest import MANIFEST_NAME, PART_KEY, PART_SUFFIX, Manifest, is_plain_name, note
 from samovar.checkpoint.reading import read_manifest, verify
 from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
@@ -243,7 +243,7 @@ def _fill(folder: Path, content: _Content, sequence: int) -> None:
     marks = {}
     for part, state in content.parts.items():
         name = part + PART_SUFFIX
-        marks[name] = write_file(folder / name, arrays.chunks(_arrays(state)))
+        marks[name] = write_file(folder / name, arrays.chunks(_arrays(state), {PART_KEY: part}))
     for name, data in content.files.items():
         marks[name] = write_file(folder / name, [data])
     notes = {part: {k: note(k, v) for k, v in state.items()} for part, state in content.parts.items()}

@@ -12,8 +12,12 @@ import safetensors.torch
 import torch
 
 import samovar
+from samovar.checkpoint.reading import read_snapshot
+from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 from samovar.files.conversion import convert
+from samovar.files.inspection import describe
+from samovar.files.inspection_nets import Wanted
 from samovar.formats.caffe.blob import encode_mean
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, read_caffemodel
 from samovar.formats.caffe.schema import message_class
@@ -162,6 +166,21 @@ def test_onnx_needs_the_net(weights: Path, model: Path) -> None:
         converted(weights, "net.onnx")
     path = converted(weights, "net.onnx", model)
     assert path.stat().st_size > weights.stat().st_size // 4
+
+
+def test_the_momentum_of_a_snapshot_is_not_taken_as_weights(weights: Path, model: Path) -> None:
+    """It has the names and shapes of the weights, and lies next to them."""
+    net = build_net(load_net(model), "TRAIN", {}, seed=9)
+    arrays = {info.name: info.parameter.detach().numpy() for info in net.parameter_infos}
+    saved = SnapshotStore(model.parent / "snapshots").save(2, {"weights": arrays, "momentum": arrays})
+    part = saved / "momentum.safetensors"
+    with pytest.raises(InputError, match=r"holds the momentum of a snapshot, not its weights; give weights.safetens"):
+        load_weights(net, [part])
+    with pytest.raises(InputError, match=r"momentum.safetensors: holds the momentum"):
+        converted(part, "m.caffemodel", model)
+    assert load_weights(net, [saved / "weights.safetensors"]) == ()
+    assert read_snapshot(saved).step == 2
+    assert describe(part, Wanted()).kind == "tensors by name"
 
 
 def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:

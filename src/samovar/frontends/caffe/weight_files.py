@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from samovar.checkpoint.manifest import PART_KEY
 from samovar.core.errors import InputError, nearest
 from samovar.formats.caffe.caffemodel import (
     LayerRecord,
@@ -69,6 +70,12 @@ def metadata_of(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: is not a sound safetensors file, or was cut short: {error}") from None
+
+
+def require_weights(path: Path) -> None:
+    """InputError if the file is another part of a snapshot: one such as momentum has the names and shapes of weights."""
+    if is_safetensors(path) and (part := metadata_of(path).get(PART_KEY, "weights")) != "weights":
+        raise InputError(f"{path}: holds the {part} of a snapshot, not its weights; give weights.safetensors")
 
 
 def _start(path: Path) -> bytes:
@@ -160,6 +167,7 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
     `model` lacks.
     """
+    require_weights(path)
     if is_named_file(path):
         arrays = read_named(path)
         stored = _with_metadata(grouped(arrays, path), path)
