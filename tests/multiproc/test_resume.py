@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.multiproc.command import Command, last_step, metrics_of, result_of, succeed
+from tests.multiproc.command import Command, last_step, metrics_of, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 TIMES = ("seconds", "samples_per_second", "last_rank")  # of a step
@@ -188,3 +188,32 @@ def test_a_run_that_resumes_with_another_batch_says_so(solver: Path, tmp_path: P
         assert ended.errors.count("saved with other --batch-mode, --exact or --recipe; steps count on") == num_notices
         same = (*arguments_of(solver, 2, False, 6), *out, "--snapshot", "latest", "--batch-mode", "global")
         assert "saved with other" not in succeed(*same, folder=tmp_path).errors
+
+
+def test_a_run_resumes_without_the_weights_that_it_started_from(tmp_path: Path, digits: Path) -> None:
+    net = write_net(tmp_path, digits)
+    alone = ("--workers", 1, "--threads-per-worker", 1)
+    succeed("train", "--solver", write_solver(net, 1), *alone, "--out", "before", folder=tmp_path)
+    (model,) = tmp_path.glob("before/snapshots/*/*.caffemodel")
+    start = tmp_path / "start.caffemodel"
+    start.write_bytes(model.read_bytes())
+
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'{write_solver(net, 4).read_text()}\nweights: "start.caffemodel"')
+    train = ("train", "--solver", solver, *alone)
+    succeed(*train, "--iterations", 2, "--out", "out", folder=tmp_path)
+    start.unlink()
+    succeed(*train, "--snapshot", "latest", "--out", "out", folder=tmp_path)
+    assert result_of(tmp_path / "out")["steps"] == 4
+    (state,) = tmp_path.glob("out/snapshots/step_00000002/*.solverstate")
+    succeed("caffe", "train", f"-solver={solver}", f"-snapshot={state}", folder=tmp_path)
+    succeed("inspect", solver, folder=tmp_path)
+    succeed("time", "--solver", solver, "--iterations", 1, *alone[2:], folder=tmp_path)
+
+    refused = run(*train, "--out", "new", folder=tmp_path)
+    assert refused.return_code == 2
+    assert "weights: 'start.caffemodel' does not exist" in refused.error
+    assert not (tmp_path / "new").exists()
+    caffe = run("caffe", "train", f"-solver={solver}", folder=tmp_path)
+    assert "weights: 'start.caffemodel' does not exist" in caffe.errors
+    succeed(*train, "--weights", model, "--out", "new", folder=tmp_path)

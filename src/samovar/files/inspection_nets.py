@@ -54,7 +54,7 @@ def describe_net(path: Path, wanted: Wanted) -> Description:
 def describe_solver(path: Path) -> Description:
     """Every setting, and the learning rate on the way."""
     solver = load_solver(path)
-    hidden = ("path", "warnings", "only_for_caffe", "net", "test_nets", "weights")
+    hidden = ("path", "warnings", "only_for_caffe", "net", "test_nets", "named_weights")
     facts: list[tuple[str, Value]] = [("file", str(path)), ("net", str(solver.net_path))]
     for field in dataclasses.fields(solver):
         value = getattr(solver, field.name)

@@ -104,7 +104,8 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
     for flag, is_given in (("--snapshot", has_snapshot), ("--replay", config.replay is not None)):
         settings[flag] = "yes" if is_given else "no"
-    settings["--weights"] = counted(len(_weights(config)), "file")
+    of_solver = load_solver(config.model).named_weights if config.job == "train" else ()
+    settings["--weights"] = counted(len(config.weights or of_solver), "file")
     return HostHello(
         place.number,
         socket.gethostname(),
@@ -135,7 +136,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 def _weights(config: RunConfig) -> tuple[Path, ...]:
     """The files with the first weights: those of the flag, else the solver's."""
-    return config.weights or (load_solver(config.model).weights if config.job == "train" else ())
+    return config.weights or (load_solver(config.model).weights() if config.job == "train" else ())
 
 
 def _digest(config: RunConfig) -> str:

@@ -159,4 +159,4 @@ def starting_weights(config: RunConfig, caffe: CaffeSolver) -> tuple[Path, ...]:
     """The weights of the command line, else the solver's; none for a run that resumes a snapshot (as in Caffe)."""
     if config.snapshot is not None:
         return ()
-    return config.weights or caffe.weights
+    return config.weights or caffe.weights()

@@ -144,8 +144,8 @@ _AS_WRITTEN = (
 class CaffeSolver:
     """A solver as written, checked; names and meanings are Caffe's.
 
-    `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. `weights` are
-    files to start from. Intervals of 0 mean never. `random_seed` is None if none is given, `clip_gradients` if nothing
+    `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. `named_weights`
+    are files to start from, with their lines; they need not exist. Intervals of 0 mean never. `random_seed` is None if none is given, `clip_gradients` if nothing
     is clipped. `type` is also that of an old `solver_type`. `warnings` name fields without effect here,
     `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is Samovar's.
     """
@@ -153,7 +153,7 @@ class CaffeSolver:
     path: Path
     net: NetSource
     test_nets: tuple[TestNet, ...]
-    weights: tuple[Path, ...]
+    named_weights: tuple[tuple[str, int], ...]
     base_lr: float
     lr_policy: str
     gamma: float
@@ -190,6 +190,10 @@ class CaffeSolver:
     def net_path(self) -> Path:
         return self.net.path
 
+    def weights(self) -> tuple[Path, ...]:
+        """The files of `named_weights`; InputError if one does not exist."""
+        return tuple(find_named(name, self.path, f"{self.path}:{line}: weights") for name, line in self.named_weights)
+
     @property
     def takes_snapshots(self) -> bool:
         """Whether Caffe would write any file."""
@@ -210,7 +214,7 @@ def load_solver(path: Path) -> CaffeSolver:
         path=path,
         net=train_net(text),
         test_nets=test_nets(text),
-        weights=tuple(_weights(text)),
+        named_weights=tuple(_weights(text)),
         stepvalue=tuple(solver.stepvalue),
         clip_gradients=None if solver.clip_gradients < 0 else solver.clip_gradients,
         snapshot_prefix=_snapshot_prefix(text),
@@ -237,13 +241,12 @@ def solver_config(solver: CaffeSolver) -> SolverConfig:
     return SolverConfig(policy=policy, **{name: getattr(solver, name) for name in names})
 
 
-def _weights(text: TextMessage) -> Iterator[Path]:
-    """Every file of every `weights` field, which may name several with commas."""
+def _weights(text: TextMessage) -> Iterator[tuple[str, int]]:
+    """Every file, and its line, of every `weights` field, which may name several with commas."""
     places = text.places.fields.get("weights", [])
     for index, written in enumerate(text.message.weights):
         line = places[index].line if index < len(places) else text.places.line_of("weights")
-        for name in written.split(","):
-            yield find_named(name.strip(), text.path, f"{text.path}:{line}: weights")
+        yield from ((name.strip(), line) for name in written.split(","))
 
 
 def _snapshot_prefix(text: TextMessage) -> Path:

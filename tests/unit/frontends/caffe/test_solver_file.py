@@ -31,7 +31,7 @@ def test_least_a_solver_needs(solver_of: Solver, tmp_path: Path) -> None:
     solver = solver_of(LEAST)
 
     assert solver.net_path == tmp_path / "net.prototxt"
-    assert solver.test_nets == solver.weights == ()
+    assert solver.test_nets == solver.weights() == ()
     assert (solver.base_lr, solver.max_iter, solver.lr_policy, solver.type) == (0.5, 10, "fixed", "SGD")
     assert (solver.momentum, solver.weight_decay, solver.iter_size, solver.average_loss) == (0, 0, 1, 1)
     assert (solver.solver_mode, solver.random_seed, solver.snapshot_after_train) == ("GPU", None, True)
@@ -139,7 +139,13 @@ def test_weights_may_be_several(solver_of: Solver, tmp_path: Path) -> None:
         (tmp_path / f"{name}.caffemodel").touch()
     solver = solver_of(LEAST + 'weights: "a.caffemodel, b.caffemodel" weights: "c.caffemodel"')
 
-    assert [path.name for path in solver.weights] == ["a.caffemodel", "b.caffemodel", "c.caffemodel"]
+    assert [path.name for path in solver.weights()] == ["a.caffemodel", "b.caffemodel", "c.caffemodel"]
+
+
+def test_weights_must_exist_for_who_reads_them(solver_of: Solver) -> None:
+    solver = solver_of(LEAST + '\nweights: "a.caffemodel"')
+    with pytest.raises(InputError, match=rf"my_solver.prototxt:{LEAST.count(chr(10)) + 2}: weights: 'a.caffemodel' does"):
+        solver.weights()
 
 
 def test_a_folder_as_snapshot_prefix(solver_of: Solver, tmp_path: Path) -> None:
@@ -209,7 +215,6 @@ BAD = [
         "test_iter: [1, 1, 1] test_interval: 1\ntest_state { }\ntest_state { }",
         "test_state: is given 2 times for 3 test nets",
     ),
-    ('weights: "w.caffemodel"', "weights: 'w.caffemodel' does not exist"),
     ('net: "nothing.prototxt"', "net: 'nothing.prototxt' does not exist; looked for .* and .*"),
 ]
 
