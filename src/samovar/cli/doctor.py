@@ -44,7 +44,7 @@ def doctor(
     """Show and measure this machine, and say what is wrong with it. With --nodes, also measure links between hosts."""
     place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
     if save is not None:
-        require_place("--save", save)
+        require_place("--save", save, CalibrationRecord.load)
     host, other_programs = read_host(), Others(own_s=family_seconds)
     devices = "not known" if host.missing_modules else torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None

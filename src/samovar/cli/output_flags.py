@@ -1,6 +1,7 @@
 """How flags are declared, and those of a command's output and of its help; loads nothing."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,10 +32,16 @@ class Panel:
 OPTIONS, OUTPUT = Panel(), Panel("Output and help")
 
 
-def require_place(flag: str, path: Path) -> None:
-    """Refuse now what would be refused after measuring."""
+def require_place(flag: str, path: Path, read: Callable[[Path], object] | None = None) -> None:
+    """Refuse now what would be refused after measuring. A file that exists is replaced only if `read` can read it."""
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(f"{flag} {path}: is not a place for a file; give a file in a folder that exists")
+    if read is None or not os.path.lexists(path):
+        return
+    try:
+        read(path)
+    except InputError as error:
+        raise InputError(f"{flag} {path}: exists, and does not hold what is saved here; give another file") from error
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:

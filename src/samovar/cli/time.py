@@ -19,7 +19,7 @@ from samovar.launcher.placing import on_device, placed
 from samovar.predict.kept import Kept, Subject
 from samovar.report.console import Console
 from samovar.report.document import AnswerDisplay, print_json
-from samovar.report.profile import profile_of, save_profile
+from samovar.report.profile import load_profile, profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.tables import printer, show_table
 
@@ -51,7 +51,7 @@ def time_net(
     if path is None or (model and solver):
         raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
     if profile is not None:
-        require_place("--profile", profile)
+        require_place("--profile", profile, load_profile)
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision, timeout_s=timeout), device)
     keeps = phase == "TRAIN" and config.device == CPU

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from samovar.cli.doctor import advice, host_rows, record_rows
+from samovar.cli.output_flags import require_place
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
-from samovar.core.plain import from_plain
+from samovar.core.plain import from_plain, to_plain
 from samovar.launcher.doctor_hosts import HostLinkFigures
 from samovar.report.host import HostFigures, diagnose, read_host
+from samovar.report.profile import LayerProfile, Profile, load_profile, save_profile
 from samovar.strategies.advice import ADVICE, shortest_step_s
+from tests.multiproc.command import run
 
 SAMOVAR = str(Path(sys.executable).with_name("samovar"))
 TIMEOUT_S = 100.0
@@ -95,6 +98,22 @@ def test_a_file_that_cannot_be_written_is_refused(path: str, tmp_path: Path) -> 
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith(f"samovar: error: --save {tmp_path / path}: ")
+
+
+@pytest.mark.parametrize("words", [("doctor", "--save"), ("time", "--model", "nothing.prototxt", "--profile")])
+def test_a_file_of_another_kind_is_not_replaced(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "victim.prototxt"
+    path.write_text('net: "net.prototxt"')
+    ended = run(*words, path, folder=tmp_path)
+    assert ended.return_code == 2
+    assert ended.error == f"{words[-1]} {path}: exists, and does not hold what is saved here; give another file"
+    assert path.read_text() == 'net: "net.prototxt"'
+
+    require_place("--save", tmp_path / "new", CalibrationRecord.load)
+    path.write_text(json.dumps(to_plain(NOMINAL)))
+    require_place("--save", path, CalibrationRecord.load)
+    save_profile(Profile("lenet", 64, (LayerProfile("ip", num_parameters=1),)), path)
+    require_place("--profile", path, load_profile)
 
 
 @pytest.mark.slow
