@@ -81,6 +81,7 @@ class CaffeNet(nn.Module):
             blobs.update(zip(step.tops, tops, strict=True))
             for name, weight in step.loss_weights:
                 value = blobs[name] if blobs[name].dim() == 0 else blobs[name].sum()
+                value = value.detach() if name in step.detached_losses else value
                 term = value if weight == 1 else value * weight
                 loss = term if loss is None else loss + term
             for name in step.last_uses:

@@ -34,8 +34,8 @@ class Step:
     """One layer's turn: the blobs it takes and gives.
 
     `detached` says for each bottom whether its gradient stops here. `loss_weights` are the tops that count as loss,
-    `last_uses` the blobs that no later step and no output needs. Before it, the blobs `channels_last` are brought to
-    that order in memory.
+    `detached_losses` those of them that send no gradient of their own, `last_uses` the blobs that no later step and no
+    output needs. Before it, the blobs `channels_last` are brought to that order in memory.
     """
 
     layer: Layer
@@ -43,6 +43,7 @@ class Step:
     tops: tuple[str, ...]
     detached: tuple[bool, ...]
     loss_weights: tuple[tuple[str, float], ...]
+    detached_losses: tuple[str, ...] = ()
     last_uses: tuple[str, ...] = ()
     channels_last: tuple[str, ...] = ()
 
@@ -82,12 +83,18 @@ class Wiring:
         self.store.fill()
         shared = self.store.shared_names()
         needed = set(self.output_shapes())
+        under_loss: set[str] = set()
         steps = []
         for step in reversed(self._steps):
             step.layer.is_shared = not shared.isdisjoint(step.layer.parameter_names)
             last_uses = set(step.bottoms + step.tops) - needed
             needed |= last_uses
-            steps.append(replace(step, last_uses=tuple(sorted(last_uses))))
+            # Caffe keeps a weight that is not written as the top's gradient, and a layer under a loss overwrites that.
+            is_written = bool(step.layer.spec.message.loss_weight)
+            detached = () if is_written else tuple(top for top, _ in step.loss_weights if top in under_loss)
+            if step.loss_weights or not under_loss.isdisjoint(step.tops):
+                under_loss.update(step.bottoms)
+            steps.append(replace(step, detached_losses=detached, last_uses=tuple(sorted(last_uses))))
         return tuple(reversed(steps))
 
     def _add_inputs(self, spec: LayerSpec) -> None:
