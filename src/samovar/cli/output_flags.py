@@ -36,10 +36,9 @@ def require_place(flag: str, path: Path, read: Callable[[Path], object] | None =
     """Refuse now what would be refused after measuring. A file that exists is replaced only if `read` can read it."""
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(f"{flag} {path}: is not a place for a file; give a file in a folder that exists")
-    if read is None or not os.path.lexists(path):
-        return
     try:
-        read(path)
+        if read is not None and os.path.lexists(path):
+            read(path)
     except InputError as error:
         raise InputError(f"{flag} {path}: exists, and does not hold what is saved here; give another file") from error
 

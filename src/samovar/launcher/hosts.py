@@ -134,11 +134,6 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return plain
 
 
-def _weights(config: RunConfig) -> tuple[Path, ...]:
-    """The files with the first weights: those of the flag, else the solver's."""
-    return config.weights or (load_solver(config.model).weights() if config.job == "train" else ())
-
-
 def _digest(config: RunConfig) -> str:
     """Of the solver and its nets, without the places of files, and of a strategy of the user's own."""
     nets, texts = [NetSource(config.model, "")], []
@@ -157,8 +152,9 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
     try:
         with _keeping(config, others) as own:
             settled, run = lead(own)
-            if settled.snapshot is None:  # the others' solvers may name files with other weights
-                settled = replace(settled, weights=_weights(settled))
+            if settled.snapshot is None and settled.job == "train" and not settled.weights:
+                # The others' solvers may name files with other weights.
+                settled = replace(settled, weights=load_solver(settled.model).weights())
             _show_hosts(met, console)
             others.begin(settled.to_json(), _files_of(settled))
             result = run(others)

@@ -145,9 +145,10 @@ class CaffeSolver:
     """A solver as written, checked; names and meanings are Caffe's.
 
     `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. `named_weights`
-    are files to start from, with their lines; they need not exist. Intervals of 0 mean never. `random_seed` is None if none is given, `clip_gradients` if nothing
-    is clipped. `type` is also that of an old `solver_type`. `warnings` name fields without effect here,
-    `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is Samovar's.
+    are files to start from, which may be missing, and their lines. Intervals of 0 mean never. `random_seed` is None if
+    none is given, `clip_gradients` if nothing is clipped. `type` is also that of an old `solver_type`. `warnings` name
+    fields without effect here, `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is
+    Samovar's.
     """
 
     path: Path
@@ -243,9 +244,8 @@ def solver_config(solver: CaffeSolver) -> SolverConfig:
 
 def _weights(text: TextMessage) -> Iterator[tuple[str, int]]:
     """Every file, and its line, of every `weights` field, which may name several with commas."""
-    places = text.places.fields.get("weights", [])
     for index, written in enumerate(text.message.weights):
-        line = places[index].line if index < len(places) else text.places.line_of("weights")
+        line = _place_of(text, "weights", index).line
         yield from ((name.strip(), line) for name in written.split(","))
 
 
