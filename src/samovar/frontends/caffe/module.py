@@ -135,6 +135,8 @@ def _has_hooks(layer: Layer) -> bool:
 def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
     """Make `layer` the child `name`; a name with dots ("block.1") leads through children, as torch reads it."""
     *owners, last = name.split(".")
+    if "training" in (*owners, last):
+        raise layer.spec.error("modules of torch have an attribute 'training' of their own; rename the layer", "name")
     for part in owners:  # torch's own `add_module` would refuse names such as "type"
         child = root._modules.get(part) or nn.Module()
         root._modules[part] = child

@@ -243,6 +243,15 @@ def test_layers_of_any_name(tmp_path: Path) -> None:
     assert net(images(4, 3)).shape == (4, 2)
 
 
+@pytest.mark.parametrize("name", ["training", "block.training.1", "training.a"])
+def test_a_name_of_torchs_own_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(f"""layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: 1 }} }} }}
+        layer {{ name: "{name}" type: "ReLU" bottom: "data" top: "y" }}""")
+    with pytest.raises(InputError, match=rf"net.prototxt:2: layer '{name}': .*'training' of their own; rename the layer"):
+        samovar.caffe.load(path)
+
+
 @pytest.mark.parametrize("name", ["w.caffemodel", "w.caffemodel.h5", "w.safetensors", "w.pt"])
 def test_saved_weights_are_loaded_again(tmp_path: Path, name: str) -> None:
     net = samovar.caffe.load(written(tmp_path, TRAIN), phase="TRAIN")
