@@ -155,7 +155,8 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
     """The bytes of an ONNX file that computes the same as `net` after `eval()`, in float32.
 
     Inputs and outputs have the blobs' names, parameters those of a snapshot ("conv1/0"). The first axis of the inputs
-    is free, or `batch_size`; where a Reshape fixes it, the net's own. A net with a Parameter needs `batch_size`.
+    is free, or `batch_size`, if it has the first input's size; where a Reshape fixes it, the net's own. A net with a
+    Parameter needs `batch_size`.
 
     Raises InputError, naming file, line and layer, for layers that work as in training. It also does for types without
     a counterpart: losses, Accuracy, RNN, LSTM, Im2col, SPP, BatchReindex, Filter, and those that a program registered.
@@ -170,7 +171,7 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
     scope = Scope(graph, caffe_net.steps)
     for name in net.input_names:
         shape = net.input_shapes[name]
-        scope.add_input(name, _sizes(shape, shape, batch), shape)
+        scope.add_input(name, _sizes(shape, own, batch), shape)
     for step in caffe_net.steps:
         scope.enter(step.layer)
         bottoms = [scope.value_of(blob) for blob in step.bottoms]
@@ -178,16 +179,14 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
         tops = [made] if isinstance(made, str) else made
         for blob, value, shape in zip(step.tops, tops, step.layer.top_shapes, strict=True):
             scope.set_value(blob, value, shape)
-    built_for = next(iter(net.input_shapes.values()), ())
     for name in caffe_net.output_names:
-        scope.add_output(name, _sizes(scope.shapes[scope.value_of(name)], built_for, batch))
+        scope.add_output(name, _sizes(scope.shapes[scope.value_of(name)], own, batch))
     return graph.encode()
 
 
-def _sizes(shape: Shape, built_for: Shape, batch: Dimension) -> Sequence[Dimension]:
-    """`shape` with this batch's size."""
-    follows = bool(shape) and bool(built_for) and shape[0] == built_for[0]
-    return (batch, *shape[1:]) if follows else shape
+def _sizes(shape: Shape, own: Dimension, batch: Dimension) -> Sequence[Dimension]:
+    """`shape` with this batch's size, if it begins with the `own` size of the net."""
+    return (batch, *shape[1:]) if shape[:1] == (own,) else shape
 
 
 def _translation(layer: Layer) -> Translation:

@@ -74,6 +74,17 @@ layer { name: "drop" type: "Dropout" bottom: "y" top: "y" }
 """
 
 
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_inputs_of_another_first_axis_keep_it(
+    module_of: NetOf, rng: np.random.Generator, batch_size: int | None
+) -> None:
+    scale = 'layer { name: "x" type: "Scale" bottom: "data" bottom: "s" top: "y" scale_param { axis: 1 } }'
+    net = module_of(scale, {"data": (2, 3), "s": (3,)})
+    data, factors = rng.random((4, 3), np.float32), rng.random(3, np.float32)
+    found = run_onnx(encode_onnx(net, batch_size), {"data": data, "s": factors})
+    np.testing.assert_allclose(found["y"], data * factors, rtol=1e-6)
+
+
 def test_names_are_those_of_blobs_and_parameters(module_of: NetOf, rng: np.random.Generator) -> None:
     net = module_of(IN_PLACE, {"data": (1, 4, 5, 5)})
     net.caffe_net.parameter_infos[4].parameter.data.fill_(1)  # BatchNorm's count
