@@ -78,7 +78,7 @@ def _describe_weights(path: Path, wanted: Wanted) -> Description:
         if not path.is_file() or ".caffemodel" in path.name:
             raise
         raise InputError(f"{path}: is of no kind that `samovar inspect --help` lists; give one of these") from error
-    arrays = [(record, i, array) for record in stored.layers for i, array in enumerate(record.blobs)]
+    arrays = [(record, i, array) for record in stored.layers for i, array in enumerate(record.blobs) if array.size]
     rows = [(record.name, record.type, i, array.shape, array.size) for record, i, array in arrays]
     facts: list[tuple[str, Value]] = [
         ("file", str(path)),

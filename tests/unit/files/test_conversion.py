@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cv2
+import h5py
 import numpy as np
 import pytest
 import safetensors.torch
@@ -24,6 +25,7 @@ from samovar.formats.caffe.schema import message_class
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import build_net
+from samovar.frontends.caffe.weight_files import read_stored
 from samovar.frontends.caffe.weights import load_weights
 from tests.multiproc.command import run
 
@@ -181,6 +183,38 @@ def test_the_momentum_of_a_snapshot_is_not_taken_as_weights(weights: Path, model
     assert load_weights(net, [saved / "weights.safetensors"]) == ()
     assert read_snapshot(saved).step == 2
     assert describe(part, Wanted()).kind == "tensors by name"
+
+
+SHARING = """name: "siam"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 } } }
+layer { name: "a" type: "InnerProduct" bottom: "data" top: "a" param { name: "w" } param { name: "b" }
+  inner_product_param { num_output: 4 } }
+layer { name: "b" type: "InnerProduct" bottom: "data" top: "b" param { name: "w" } param { name: "b" }
+  inner_product_param { num_output: 4 } }
+layer { name: "c" type: "InnerProduct" bottom: "data" top: "c" param { name: "w" }
+  inner_product_param { num_output: 4 } }
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_that_caffe_left_out_come_from_the_layer_that_shares_them(tmp_path: Path, kind: str) -> None:
+    """In HDF5, Caffe writes a shared array with the first of its layers alone."""
+    model, source = tmp_path / "net.prototxt", tmp_path / "caffe.caffemodel.h5"
+    model.write_text(SHARING)
+    generator = np.random.default_rng(1)
+    with h5py.File(source, "w") as file:
+        file["data/a/0"], file["data/a/1"] = generator.random((4, 3), np.float32), generator.random(4, np.float32)
+        file.create_group("data/b")
+        file["data/c/1"] = generator.random(4, np.float32)
+        a, bias, own = (file[f"data/{name}"][()] for name in ("a/0", "a/1", "c/1"))
+    assert describe(source, Wanted()).kind == "weights (caffemodel)"
+    with pytest.raises(InputError, match=r"layer 'c' lacks an array, .* with --model"):
+        converted(source, f"without{kind}")
+    stored = read_stored(converted(source, f"with{kind}", model), None)
+    found = {record.name: record.blobs for record in stored.layers if record.blobs}
+    for name, arrays in {"a": (a, bias), "b": (a, bias), "c": (a, own)}.items():
+        assert all(map(np.array_equal, found[name], arrays)), name
+        assert len(found[name]) == 2
 
 
 def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:

@@ -40,10 +40,8 @@ class StoredNet(NamedTuple):
 
 
 def read_caffemodel(path: Path) -> Weights:
-    """The arrays (float32, C order) of each layer that has any, in the file's order; see `read_stored_net`.
-    Caffe's HDF5 form leaves out arrays that a layer shares with one before: those have no values, shape (0,)."""
-    stored = _read_hdf5(path, _MOST_ABSENT) if is_hdf5(path) else read_stored_net(path)
-    return {layer.name: list(layer.blobs) for layer in stored.layers if layer.blobs}
+    """The arrays (float32, C order) of each layer that has any, in the file's order; see `read_stored_net`."""
+    return {layer.name: list(layer.blobs) for layer in read_stored_net(path).layers if layer.blobs}
 
 
 def read_stored_net(path: Path) -> StoredNet:
@@ -51,11 +49,11 @@ def read_stored_net(path: Path) -> StoredNet:
 
     The file may have any name and be binary or HDF5. Layers of the older kinds (V1, V0) keep their old type names
     ("INNER_PRODUCT", "innerproduct"); the old four-number shapes are read, too. HDF5 holds names and arrays alone, and
-    a shared parameter only with the first of its layers. Raises InputError, naming the file, if it is not a
+    an array that layers share only with the first: with others it has no values, shape (0,), or is not there. Raises InputError, naming the file, if it is not a
     caffemodel, is cut short, or shape and data disagree.
     """
     if is_hdf5(path):
-        return _read_hdf5(path, most_absent=0)
+        return _read_hdf5(path)
     content = read_binary(path, "caffemodel", MAX_BINARY_BYTES)
     try:
         net = packed_message_class("NetParameter").FromString(content)
@@ -103,14 +101,14 @@ def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
     return bytes(content)
 
 
-def _read_hdf5(path: Path, most_absent: int) -> StoredNet:
+def _read_hdf5(path: Path) -> StoredNet:
     layers: list[LayerRecord] = []
     with open_hdf5(path, "caffemodel") as file:
         for name, group in holders(group_of(file, "data", str(path)), str(path)).items():
             where = f"{path}: layer '{name}'"
             held = {int(member) for member in group if member.isdecimal()}
             length = max(held, default=-1) + 1
-            if length - len(held) > most_absent:
+            if length - len(held) > _MOST_ABSENT:
                 raise InputError(f"{where}: has the arrays {sorted(held)}; those before are missing")
             if held:
                 blobs = [array_of(group, str(i), where) if i in held else _ABSENT for i in range(length)]

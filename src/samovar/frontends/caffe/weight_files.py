@@ -176,6 +176,9 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     layers = [_today(record) for record in stored.layers]
     name = stored.name if model is None else model.name
     stored = StoredNet(name, layers if model is None else _as_in(model, layers, path))
+    if lacking := next((record.name for record in stored.layers if not all(b.size for b in record.blobs)), None):
+        what = f"layer '{lacking}' lacks an array, as Caffe writes it if layers share one"
+        raise InputError(f"{path}: {what}; give the net that shares it with --model")
     require_finite_layers(stored, path)
     return stored
 
@@ -259,11 +262,20 @@ def _as_in(model: CaffeNetDefinition, layers: Sequence[LayerRecord], path: Path)
     for name in with_arrays:
         if name not in specs:
             raise InputError(f"{path}: {model.path} has no layer '{name}'; {nearest(name, list(specs))}")
-    return [_record(spec, with_arrays) for spec in specs.values()]
+    shared: dict[str, npt.NDArray[np.float32]] = {}
+    return [_record(spec, with_arrays, shared) for spec in specs.values()]
 
 
-def _record(spec: LayerSpec, with_arrays: Mapping[str, LayerRecord]) -> LayerRecord:
-    blobs = with_arrays[spec.name].blobs if spec.name in with_arrays else ()
+def _record(
+    spec: LayerSpec, with_arrays: Mapping[str, LayerRecord], shared: dict[str, npt.NDArray[np.float32]]
+) -> LayerRecord:
+    """The layer with its arrays; those that it lacks come from `shared`, the arrays of layers before by `param` name."""
+    blobs = list(with_arrays[spec.name].blobs) if spec.name in with_arrays else []
+    for index, name in enumerate(param.name for param in spec.message.param):
+        if index < len(blobs) and blobs[index].size:
+            shared.setdefault(name, blobs[index])
+        elif name and name in shared and index <= len(blobs):
+            blobs[index : index + 1] = [shared[name]]
     return _today(LayerRecord(spec.name, spec.type, spec.bottoms, spec.tops, blobs))
 
 
