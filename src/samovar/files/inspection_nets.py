@@ -14,7 +14,7 @@ from samovar.formats.caffe.text import field_names
 from samovar.frontends.caffe.costs import LayerCost, NetCost, costs
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.module import Net, load
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.frontends.caffe.solver import CaffeSolver, NetSource, load_solver, solver_config
 from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase, Shape, text
 
 _NET_FIELDS = {"layer", "layers", "input"}
@@ -55,13 +55,22 @@ def describe_solver(path: Path) -> Description:
     """Every setting, and the learning rate on the way."""
     solver = load_solver(path)
     hidden = ("path", "warnings", "only_for_caffe", "net", "test_nets", "named_weights")
-    facts: list[tuple[str, Value]] = [("file", str(path)), ("net", str(solver.net_path))]
+    facts: list[tuple[str, Value]] = [("file", str(path)), ("net", _of_source(solver.net))]
+    for number, test in enumerate(solver.test_nets):
+        facts.append((f"test net {number}", f"{_of_source(test.source)}, test_iter {test.num_batches}"))
+    if solver.named_weights:
+        facts.append(("weights", ", ".join(name for name, _ in solver.named_weights)))
     for field in dataclasses.fields(solver):
         value = getattr(solver, field.name)
         if field.name not in hidden and value is not None and value != ():
             facts.append((field.name, value if isinstance(value, str | int | float) else str(value)))
     notes = (*solver.warnings, *solver.only_for_caffe)
     return Description("solver", facts, [TextTable("learning rate", ("step", "rate"), _rates(solver))], notes)
+
+
+def _of_source(source: NetSource) -> str:
+    level = "" if source.level is None else f", level {source.level}"
+    return f"{source.path}{level}" + "".join(f", stage {stage}" for stage in source.stages)
 
 
 def draw_net(path: Path, wanted: Wanted) -> None:

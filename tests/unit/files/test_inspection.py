@@ -104,6 +104,20 @@ def test_a_solver(net_path: Path) -> None:
     assert rates == pytest.approx({0: 0.1, 10: 0.05, 20: 0.025, 30: 0.0125, 40: 0.00625})
 
 
+def test_a_solver_with_test_nets_states_and_weights(net_path: Path) -> None:
+    path = net_path.with_name("solver.prototxt")
+    path.write_text(
+        'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 4 weights: "a.caffemodel, b.caffemodel" '
+        'train_state { level: 1 } test_iter: 6 test_iter: 7 test_interval: 2 test_state { stage: "a" stage: "b" } '
+        "test_state { level: 2 }"
+    )
+    facts = dict(describe(path, NO_FLAGS).facts)
+    assert facts["net"] == f"{net_path}, level 1"
+    assert facts["test net 0"] == f"{net_path}, stage a, stage b, test_iter 6"
+    assert facts["test net 1"] == f"{net_path}, level 2, test_iter 7"
+    assert facts["weights"] == "a.caffemodel, b.caffemodel"
+
+
 @pytest.mark.parametrize("name", ["w.caffemodel", "w.caffemodel.h5", "w.safetensors", "w.pt"])
 def test_weights(net_path: Path, name: str) -> None:
     net = samovar.caffe.load(net_path)
