@@ -13,9 +13,12 @@ _SHOWN_RANKS = 4
 def start_lines(started: Started) -> list[str]:
     """The plan of the run; the first two lines name the net and its training."""
     rate = f"lr {started.base_lr:g} ({started.lr_policy})"
+    data = f"{started.data_name} {started.num_train_samples:,} train / {started.num_test_samples:,} test"
+    workers = f"{counted(started.workers, 'worker')} x {counted(started.threads_per_worker, 'thread')}"
+    batch = f"batch {started.batch_per_worker:,} each, {started.effective_batch:,} effective"
     lines = [
-        " · ".join([started.net_name, counted(started.num_parameters, "parameter"), _data(started)]),
-        " · ".join([_workers(started), _batch(started), rate, _strategy(started)]),
+        " · ".join([started.net_name, counted(started.num_parameters, "parameter"), data]),
+        " · ".join([workers, batch, rate, _strategy(started)]),
         f"{_iterations(started)} · {pinning(started.worker_cpus)}",
     ]
     return [*lines, f"run folder {started.run_folder}"] if started.run_folder is not None else lines
@@ -53,7 +56,9 @@ def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> li
     """How the run ended; `files` are those in the run folder."""
     took = f"{result.seconds:.1f} s" if result.seconds < 60 else duration(result.seconds)
     parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
-    parts += [*_quality(result), _weights(result), *_workers_of(result), took, *_memory(result)]
+    parts += [*_quality(result), _weights(result), *_workers_of(result), took]
+    if result.peak_memory_bytes:
+        parts.append(f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker")
     lines = [" · ".join(parts)]
     if run_folder is not None:
         lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
@@ -113,18 +118,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _data(started: Started) -> str:
-    return f"{started.data_name} {started.num_train_samples:,} train / {started.num_test_samples:,} test"
-
-
-def _workers(started: Started) -> str:
-    return f"{counted(started.workers, 'worker')} x {counted(started.threads_per_worker, 'thread')}"
-
-
-def _batch(started: Started) -> str:
-    return f"batch {started.batch_per_worker:,} each, {started.effective_batch:,} effective"
-
-
 def _strategy(started: Started) -> str:
     parts = [f"{started.strategy} over {started.transport}", started.collective, started.buckets]
     return ", ".join(filter(None, parts))
@@ -162,7 +155,3 @@ def _workers_of(result: RunResult) -> list[str]:
     range_of = f"{steps[0]}" if min(steps) == max(steps) else f"{least} to {most}"
     restarts = sum(worker.restarts for worker in result.by_worker)
     return [f"{range_of} steps a worker", *([counted(restarts, "restart")] if restarts else [])]
-
-
-def _memory(result: RunResult) -> list[str]:
-    return [f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker"] if result.peak_memory_bytes else []
