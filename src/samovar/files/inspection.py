@@ -92,7 +92,7 @@ def _describe_weights(path: Path, wanted: Wanted) -> Description:
 
 
 def _describe_tensors(path: Path, wanted: Wanted) -> Description:
-    arrays = read_named(path)
+    arrays = read_named(path, may_be_momentum=True)
     rows = [(name, array.shape, array.size) for name, array in arrays.items()]
     facts: list[tuple[str, Value]] = [("file", str(path)), *_sums(list(arrays.values()))]
     return _with_values("tensors by name", facts, ("name", "shape", "values"), rows, list(arrays.values()), wanted)

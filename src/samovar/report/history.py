@@ -12,7 +12,7 @@ from typing import Any, Final
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
-from samovar.report.result import TEST_LOSS, RunResult, output_named, read_result
+from samovar.report.result import RunResult, output_named, read_result
 from samovar.report.run_folder import RunFolder, config_of
 from samovar.report.steps import KINDS, StepTimes
 from samovar.report.time_spent import Advice, Arrival, TimeSpent
@@ -64,7 +64,7 @@ class Test:
 
     @property
     def loss(self) -> float | None:
-        return self.outputs.get(TEST_LOSS, self.outputs.get("loss"))  # runs of before wrote outputs alone
+        return self.outputs.get("test_loss", self.outputs.get("loss"))  # runs of before wrote outputs alone
 
 
 @dataclass(frozen=True, slots=True)

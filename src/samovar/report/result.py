@@ -9,8 +9,6 @@ from samovar.core.errors import InputError
 from samovar.core.plain import from_plain, to_plain
 from samovar.report.run_folder import write_json_atomic
 
-TEST_LOSS = "test_loss"  # of the test net: the sum of all losses times their weights
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptSetting:

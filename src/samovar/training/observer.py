@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from samovar.membership.progress_table import WorkerState
 from samovar.report.records import Notice, Progress, RecordWriter, Tested
-from samovar.report.result import TEST_LOSS, WorkerFigures
+from samovar.report.result import WorkerFigures
 from samovar.report.run_figures import RunFigures
 from samovar.report.sinks.base import Sink
 from samovar.report.steps import StepDone
@@ -57,7 +57,7 @@ class RunObserver(Observer):
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:
         """Report a test; each test net has its own kind in metrics.jsonl: test, test_1, test_2, ..."""
         loss = result.loss if self._shows_test_loss else None
-        values = result.outputs if result.loss is None else {TEST_LOSS: result.loss, **result.outputs}
+        values = result.outputs if result.loss is None else {"test_loss": result.loss, **result.outputs}
         self._figures.write(steps_done, "test" if net == 0 else f"test_{net}", values)
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss))
 

@@ -16,6 +16,7 @@ import samovar
 from samovar.checkpoint.reading import read_snapshot
 from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
+from samovar.core.stateful import State
 from samovar.files.conversion import convert
 from samovar.files.inspection import describe
 from samovar.files.inspection_nets import Wanted
@@ -173,7 +174,7 @@ def test_onnx_needs_the_net(weights: Path, model: Path) -> None:
 def test_the_momentum_of_a_snapshot_is_not_taken_as_weights(weights: Path, model: Path) -> None:
     """It has the names and shapes of the weights, and lies next to them."""
     net = build_net(load_net(model), "TRAIN", {}, seed=9)
-    arrays = {info.name: info.parameter.detach().numpy() for info in net.parameter_infos}
+    arrays: State = {info.name: info.parameter.detach().numpy() for info in net.parameter_infos}
     saved = SnapshotStore(model.parent / "snapshots").save(2, {"weights": arrays, "momentum": arrays})
     part = saved / "momentum.safetensors"
     with pytest.raises(InputError, match=r"holds the momentum of a snapshot, not its weights; give weights.safetens"):

@@ -49,8 +49,8 @@ def read_stored_net(path: Path) -> StoredNet:
 
     The file may have any name and be binary or HDF5. Layers of the older kinds (V1, V0) keep their old type names
     ("INNER_PRODUCT", "innerproduct"); the old four-number shapes are read, too. HDF5 holds names and arrays alone, and
-    an array that layers share only with the first: with others it has no values, shape (0,), or is not there. Raises InputError, naming the file, if it is not a
-    caffemodel, is cut short, or shape and data disagree.
+    an array that layers share only with the first: with others it has no values, shape (0,), or is left out. Raises
+    InputError, naming the file, if it is not a caffemodel, is cut short, or shape and data disagree.
     """
     if is_hdf5(path):
         return _read_hdf5(path)

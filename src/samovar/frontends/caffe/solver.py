@@ -144,11 +144,10 @@ _AS_WRITTEN = (
 class CaffeSolver:
     """A solver as written, checked; names and meanings are Caffe's.
 
-    `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. `named_weights`
-    are files to start from, which may be missing, and their lines. Intervals of 0 mean never. `random_seed` is None if
-    none is given, `clip_gradients` if nothing is clipped. `type` is also that of an old `solver_type`. `warnings` name
-    fields without effect here, `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is
-    Samovar's.
+    `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. Files that
+    `named_weights` names, each with its line, may be missing. Intervals of 0 mean never. `random_seed` is None
+    if not given, `clip_gradients` if nothing is clipped. `type` is also that of an old `solver_type`. `warnings` name
+    fields without effect here, `only_for_caffe` those for `samovar caffe train` alone. `warm_up_steps` is Samovar's.
     """
 
     path: Path
@@ -215,7 +214,11 @@ def load_solver(path: Path) -> CaffeSolver:
         path=path,
         net=train_net(text),
         test_nets=test_nets(text),
-        named_weights=tuple(_weights(text)),
+        named_weights=tuple(
+            (name.strip(), _place_of(text, "weights", index).line)
+            for index, written in enumerate(solver.weights)
+            for name in written.split(",")
+        ),
         stepvalue=tuple(solver.stepvalue),
         clip_gradients=None if solver.clip_gradients < 0 else solver.clip_gradients,
         snapshot_prefix=_snapshot_prefix(text),
@@ -240,13 +243,6 @@ def solver_config(solver: CaffeSolver) -> SolverConfig:
     names = [field.name for field in fields(SolverConfig) if field.name != "policy"]
     policy = PolicyConfig(*schedule, solver.max_iter, solver.warm_up_steps)
     return SolverConfig(policy=policy, **{name: getattr(solver, name) for name in names})
-
-
-def _weights(text: TextMessage) -> Iterator[tuple[str, int]]:
-    """Every file, and its line, of every `weights` field, which may name several with commas."""
-    for index, written in enumerate(text.message.weights):
-        line = _place_of(text, "weights", index).line
-        yield from ((name.strip(), line) for name in written.split(","))
 
 
 def _snapshot_prefix(text: TextMessage) -> Path:

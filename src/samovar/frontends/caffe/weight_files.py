@@ -53,13 +53,16 @@ def is_safetensors(path: Path) -> bool:
     return start[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + 1] == b"{" and 2 <= size < 1 << 40
 
 
-def read_named(path: Path) -> NamedArrays:
+def read_named(path: Path, *, may_be_momentum: bool = False) -> NamedArrays:
     """The tensors of a safetensors file or a torch state_dict, by name, as float32 in C order.
 
     A torch file is read with `weights_only`: tensors and plain containers, no code. A dictionary under "state_dict" or
     "model" in it counts, and a prefix "module." of all names is dropped. Raises InputError, naming the file, if it
-    holds anything else, is damaged, or claims to be larger than it is.
+    holds anything else, is damaged, or claims to be larger than it is; also if it is another part of a snapshot.
     """
+    part = metadata_of(path).get(PART_KEY, "weights") if is_safetensors(path) else "weights"
+    if part != "weights" and not may_be_momentum:  # which has the names and shapes of weights
+        raise InputError(f"{path}: holds the {part} of a snapshot, not its weights; give weights.safetensors")
     tensors = _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
     return {name: _as_float32(path, name, tensor) for name, tensor in tensors.items()}
 
@@ -70,12 +73,6 @@ def metadata_of(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: is not a sound safetensors file, or was cut short: {error}") from None
-
-
-def require_weights(path: Path) -> None:
-    """InputError if the file is another part of a snapshot: one such as momentum has the names and shapes of weights."""
-    if is_safetensors(path) and (part := metadata_of(path).get(PART_KEY, "weights")) != "weights":
-        raise InputError(f"{path}: holds the {part} of a snapshot, not its weights; give weights.safetensors")
 
 
 def _start(path: Path) -> bytes:
@@ -167,7 +164,6 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
     `model` lacks.
     """
-    require_weights(path)
     if is_named_file(path):
         arrays = read_named(path)
         stored = _with_metadata(grouped(arrays, path), path)
@@ -262,14 +258,12 @@ def _as_in(model: CaffeNetDefinition, layers: Sequence[LayerRecord], path: Path)
     for name in with_arrays:
         if name not in specs:
             raise InputError(f"{path}: {model.path} has no layer '{name}'; {nearest(name, list(specs))}")
-    shared: dict[str, npt.NDArray[np.float32]] = {}
+    shared: NamedArrays = {}
     return [_record(spec, with_arrays, shared) for spec in specs.values()]
 
 
-def _record(
-    spec: LayerSpec, with_arrays: Mapping[str, LayerRecord], shared: dict[str, npt.NDArray[np.float32]]
-) -> LayerRecord:
-    """The layer with its arrays; those that it lacks come from `shared`, the arrays of layers before by `param` name."""
+def _record(spec: LayerSpec, with_arrays: Mapping[str, LayerRecord], shared: NamedArrays) -> LayerRecord:
+    """The layer with its arrays; those that it lacks come from `shared`: of layers before, by the name of `param`."""
     blobs = list(with_arrays[spec.name].blobs) if spec.name in with_arrays else []
     for index, name in enumerate(param.name for param in spec.message.param):
         if index < len(blobs) and blobs[index].size:

@@ -13,7 +13,7 @@ from samovar.formats.caffe.caffemodel import Weights, read_caffemodel
 from samovar.frontends.caffe.layers.registry import UserLayer
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.spec import Shape, text
-from samovar.frontends.caffe.weight_files import by_layer, is_named_file, read_named, require_finite, require_weights
+from samovar.frontends.caffe.weight_files import by_layer, is_named_file, read_named, require_finite
 from samovar.frontends.caffe.wiring import LayerOutline
 
 _MOST_NAMES = 20
@@ -96,7 +96,6 @@ def _some(names: list[str]) -> str:
 def read_weights(path: Path, net: CaffeNet) -> Weights:
     """The arrays of each layer: of a caffemodel in any form, a safetensors file or a torch state_dict of `net`.
     Raises InputError, naming the file, if it is none of these or is damaged."""
-    require_weights(path)
     return as_weights(net, read_named(path), path) if is_named_file(path) else read_caffemodel(path)
 
 

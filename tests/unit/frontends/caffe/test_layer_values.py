@@ -279,3 +279,24 @@ def test_in_place_after_a_split_spares_the_other_branch(net_of: BuildNet) -> Non
 
     assert data.tolist() == [[-1, 2]]
     assert not any(layer.overwrites_bottom for layer in net.layers)
+
+
+@pytest.mark.parametrize(
+    ("written", "weight", "factor"),
+    [("", "loss_weight: 1", 1), ("", "", 1), ("loss_weight: 1", "loss_weight: 1", 2), ("", "loss_weight: 3", 3)],
+)
+def test_a_loss_that_another_takes_sends_its_gradient_once(
+    net_of: BuildNet, written: str, weight: str, factor: float
+) -> None:
+    """As in Caffe, whose displayed loss counts both in any case."""
+    loss = f'layer {{ name: "l" type: "SoftmaxWithLoss" bottom: "data" bottom: "label" top: "l" {written} }}'
+    total = f'layer {{ name: "t" type: "Power" bottom: "l" top: "t" {weight} }}'
+    net = net_of(loss + total, {"data": (2, 3), "label": (2,)})
+    x, labels = torch.rand(2, 3, requires_grad=True), torch.tensor([0, 1])
+    plain = torch.nn.functional.cross_entropy(x, labels)
+    (wanted,) = torch.autograd.grad(plain, x)
+    output = net({"data": x, "label": labels})
+    output.loss.backward()
+    torch.testing.assert_close(x.grad, factor * wanted)
+    shown = 1 + (float(weight[-1]) if weight else 0)
+    torch.testing.assert_close(output.loss.detach(), shown * plain.detach())

@@ -248,7 +248,7 @@ def test_a_name_of_torchs_own_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(f"""layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: 1 }} }} }}
         layer {{ name: "{name}" type: "ReLU" bottom: "data" top: "y" }}""")
-    with pytest.raises(InputError, match=rf"net.prototxt:2: layer '{name}': .*'training' of their own; rename the layer"):
+    with pytest.raises(InputError, match=rf"net.prototxt:2: layer '{name}': .*'training' of their own; rename"):
         samovar.caffe.load(path)
 
 

@@ -385,27 +385,6 @@ def test_refused_poolings(net_of: BuildNet, settings: str, message: str) -> None
         net_of(f'layer {{ name: "x" type: "Pooling" bottom: "data" top: "y" pooling_param {{ {settings} }} }}', INPUTS)
 
 
-@pytest.mark.parametrize(
-    ("written", "weight", "factor"),
-    [("", "loss_weight: 1", 1.0), ("", "", 1.0), ("loss_weight: 1", "loss_weight: 1", 2.0), ("", "loss_weight: 3", 3.0)],
-)
-def test_a_loss_that_another_takes_sends_its_gradient_once(
-    net_of: BuildNet, written: str, weight: str, factor: float
-) -> None:
-    """As in Caffe, whose displayed loss counts both in any case."""
-    loss = f'layer {{ name: "l" type: "SoftmaxWithLoss" bottom: "data" bottom: "label" top: "l" {written} }}'
-    total = f'layer {{ name: "t" type: "Power" bottom: "l" top: "t" {weight} }}'
-    net = net_of(loss + total, {"data": (2, 3), "label": (2,)})
-    x, labels = torch.rand(2, 3, requires_grad=True), torch.tensor([0, 1])
-    plain = torch.nn.functional.cross_entropy(x, labels)
-    (wanted,) = torch.autograd.grad(plain, x)
-    output = net({"data": x, "label": labels})
-    output.loss.backward()
-    torch.testing.assert_close(x.grad, factor * wanted)
-    shown = 1 + (float(weight[-1]) if weight else 0)
-    torch.testing.assert_close(output.loss.detach(), shown * plain.detach())
-
-
 def test_losses_of_one_number_a_sample_and_a_scaled_loss(net_of: BuildNet) -> None:
     loss = 'layer { name: "l" type: "ContrastiveLoss" bottom: "a" bottom: "b" bottom: "s" top: "l" }'
     scale = 'layer { name: "w" type: "Scale" bottom: "l" top: "y" scale_param { num_axes: 0 filler { value: 3 } } }'
