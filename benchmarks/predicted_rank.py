@@ -114,20 +114,22 @@ def await_others() -> None:
         pass
 
 
-def go_first(shares_core: bool) -> None:
-    """As root: before the other programs of the machine. Threads of one core would wait for 100 ms in real time."""
+def go_first(job: dict[str, Any]) -> None:
+    """As root: before the other programs of the machine. Threads of one core would wait for 100 ms in real time.
+
+    Not between hosts: the kernel's own threads send and receive, and must not wait.
+    """
     with contextlib.suppress(OSError):
-        if shares_core:
+        if job.get("emulated_s"):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
-        else:
+        elif not job.get("transport"):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    if not job.get("transport"):  # between hosts the kernel's threads send and receive, and must not wait for this
-        go_first(shares_core=bool(job.get("emulated_s")))
+    go_first(job)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     alone, together = Alone(job) if rank == 0 else None, Loop(job)
