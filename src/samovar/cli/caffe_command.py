@@ -153,7 +153,7 @@ def _introduce(given: CaffeFlags, solver: CaffeSolver, log: CaffeLog) -> None:
     log.entry("solver.cpp:45", f"Initializing solver from parameters: \n{parameters}".rstrip())
     place = f"from {solver.net.origin}" if solver.net.text is None else f"specified in {solver.net.origin}."
     log.entry("solver.cpp:102", f"Creating training net {place}")
-    weights = () if given.snapshot is not None else given.weights or solver.weights()
+    weights = solver.starting_weights(given.weights, given.snapshot)
     _finetuning(log, weights)
     for number, test in enumerate(solver.test_nets):
         log.entry("solver.cpp:190", f"Creating test net (#{number}) specified by {test.source.origin}")

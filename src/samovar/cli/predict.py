@@ -153,7 +153,7 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
     is_timed = cluster.worker.speed is None
     if threads is not None:
         require_room("--threads-per-worker", 1, threads, None)
-    if threads is None and cluster.node.workers > 1:
+    elif cluster.node.workers > 1:
         threads = max(1, num_available_cpus() // cluster.node.workers)
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None

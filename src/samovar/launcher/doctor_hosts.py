@@ -55,7 +55,7 @@ def measure_hosts(place: HostPlace, timeout_s: float) -> tuple[Met, tuple[HostLi
             if met.number == 0:
                 found.append(_figures(pings, met.hosts.hosts[peer].name))
             elif met.number == peer:
-                pings.answer(_NUM_PINGS + _NUM_PUTS * (len(SIZES) + 1) + _NUM_LOOKS)
+                pings.answer(_NUM_PINGS + _NUM_PUTS * len(SIZES) + _NUM_LOOKS)
         transport.close(Deadline.after(_PARTING_S))
     except BaseException:
         met.close()
@@ -66,28 +66,21 @@ def measure_hosts(place: HostPlace, timeout_s: float) -> tuple[Met, tuple[HostLi
 def _figures(pings: Pings, name: str) -> HostLinkFigures:
     found = [pings.ping() for _ in range(_NUM_PINGS)]
     latency_s = statistics.median(seconds for seconds, _ in found) / 2
-    bandwidth = []
-    for size in SIZES:
-        seconds = min(_puts(pings, size))
-        bandwidth.append((size, size / max(seconds - latency_s, seconds / 2)))
-    figures = TransportFigures(latency_s, latency_s, latency_s, tuple(bandwidth), _processing_bytes_per_s(pings))
+    before_s = pings.used_s()
+    time.sleep(_REST_S)
+    idle = (pings.used_s() - before_s) / _REST_S  # cores that are busy in any case
+    taken_s = {size: _puts(pings, size) for size in SIZES[:-1]}
+    before_s, taken_s[SIZES[-1]] = pings.used_s(), _puts(pings, SIZES[-1])
+    busy_s = pings.used_s() - before_s - idle * sum(taken_s[SIZES[-1]])
+    bandwidth = tuple((size, size / max(min(of) - latency_s, min(of) / 2)) for size, of in taken_s.items())
+    processing = 2 * _NUM_PUTS * SIZES[-1] / busy_s if busy_s > 0 else math.inf
+    figures = TransportFigures(latency_s, latency_s, latency_s, bandwidth, processing)
     return HostLinkFigures(name, figures, min(found)[1])
 
 
 def _puts(pings: Pings, size: int) -> list[float]:
     source = np.zeros(size, np.uint8)
     return [pings.put(source) for _ in range(_NUM_PUTS)]
-
-
-def _processing_bytes_per_s(pings: Pings) -> float:
-    """Bytes by the seconds for which they keep cores of both hosts busy, besides what does so anyway."""
-    before_s = pings.used_s()
-    time.sleep(_REST_S)
-    idle = (pings.used_s() - before_s) / _REST_S
-    before_s = pings.used_s()
-    taken_s = sum(_puts(pings, SIZES[-1]))
-    busy_s = pings.used_s() - before_s - idle * taken_s
-    return 2 * _NUM_PUTS * SIZES[-1] / busy_s if busy_s > 0 else math.inf
 
 
 def _busy_s(cpus: Iterable[int]) -> float:

@@ -152,9 +152,9 @@ def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult
     try:
         with _keeping(config, others) as own:
             settled, run = lead(own)
-            if settled.snapshot is None and settled.job == "train" and not settled.weights:
-                # The others' solvers may name files with other weights.
-                settled = replace(settled, weights=load_solver(settled.model).weights())
+            if settled.job == "train":  # the others' solvers may name files with other weights
+                weights = load_solver(settled.model).starting_weights(settled.weights, settled.snapshot)
+                settled = replace(settled, weights=weights)
             _show_hosts(met, console)
             others.begin(settled.to_json(), _files_of(settled))
             result = run(others)

@@ -42,8 +42,7 @@ def error_of(kind: str, sentence: str, exit_code: int, otherwise: type[SamovarEr
 def with_foresight(config: RunConfig, result: RunResult, busy: float) -> RunResult:
     """The result with its prediction, if there can be one; see `samovar.predict.foresight.close_loop` and `Ran`."""
     is_plain = config.box is None and config.device == CPU and result.stopped_by is None and not result.factors
-    is_plain = is_plain and not any(one.is_gone for one in result.by_worker)
-    if not is_plain or config.transport != AUTO:
+    if not is_plain or config.transport != AUTO or any(one.is_gone for one in result.by_worker):
         return result
     rates = [one.samples_per_second for one in result.by_worker]
     samples_per_s = sum(rates) if rates else result.samples_per_second

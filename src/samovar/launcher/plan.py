@@ -56,8 +56,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
         out = out or _last_run(net_name)
     found, notices = find_snapshot(net_name, snapshot, out)
     weights = () if snapshot == IF_ANY and found is not None else config.weights
-    if found is None and not weights:
-        solver.weights()  # which must exist; a run that resumes reads none
+    solver.starting_weights(weights, found)  # which must exist
     config = replace(config, snapshot=found, weights=weights)
     if config.replay is not None:
         _require_same(config, config.replay)

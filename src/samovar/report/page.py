@@ -90,7 +90,7 @@ def _tiles(comparison: Comparison, run: History) -> str:
     found = [
         ("accuracy", "" if run.accuracy is None else f"{run.accuracy:.2%}"),
         ("loss", number(run.steps.loss[-1]) if run.steps.step else ""),
-        ("samples/s", f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""),
+        ("samples/s", _rate(run)),
         ("times one worker", "" if times is None else f"{times:.2f}"),
         ("a step", units.seconds(step_s) if step_s else ""),
         ("waiting for the exchange", f"{_waiting(run):.0%}" if step_s else ""),
@@ -98,6 +98,10 @@ def _tiles(comparison: Comparison, run: History) -> str:
     ]
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in found if value)
     return f'<dl class="tiles">{tiles}</dl>'
+
+
+def _rate(run: History) -> str:
+    return f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""
 
 
 def _waiting(run: History) -> float:
@@ -117,7 +121,7 @@ def _summary(comparison: Comparison, run: History, label: str) -> list[str]:
     cells = [
         label,
         "" if run.accuracy is None else f"{run.accuracy:.2%}",
-        f"{run.samples_per_second:,.0f}" if run.samples_per_second else "",
+        _rate(run),
         "" if times is None else f"{times:.2f}",
         "" if error is None else f"{error:+.0%}",
         units.duration(run.seconds),

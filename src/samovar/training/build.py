@@ -51,7 +51,7 @@ from samovar.training.memory import (
     step_parts,
     with_histories,
 )
-from samovar.training.resume import ResumePoint, starting_weights
+from samovar.training.resume import ResumePoint
 from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Updates, Worker
 from samovar.transports.base import Transport
@@ -155,7 +155,7 @@ def _connected(connect_near: ConnectNear | None, collectives: PlannedCollectives
 
 def _placed(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
     """Load --weights, and bring the net to its device. Gives notices about them, its precision and its device."""
-    of_weights = load_weights(net, starting_weights(config, caffe))
+    of_weights = load_weights(net, caffe.starting_weights(config.weights, config.snapshot))
     net.place(net.device)
     return *of_weights, *computing_notices(config, net.device)
 

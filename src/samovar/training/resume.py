@@ -14,7 +14,7 @@ from samovar.core.stateful import State
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, learned_net
+from samovar.frontends.caffe.solver import learned_net
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
@@ -153,10 +153,3 @@ def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float3
             )
         momentum[history_key(info.name, index)] = array.reshape(tuple(info.parameter.shape))
     return momentum
-
-
-def starting_weights(config: RunConfig, caffe: CaffeSolver) -> tuple[Path, ...]:
-    """The weights of the command line, else the solver's; none for a run that resumes a snapshot (as in Caffe)."""
-    if config.snapshot is not None:
-        return ()
-    return config.weights or caffe.weights()

@@ -11,7 +11,6 @@ from samovar.frontends.caffe.weights import load_weights
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
-from samovar.training.resume import starting_weights
 from samovar.training.same_data import require_same_data
 from samovar.training.step import StepLoss, Worker
 
@@ -41,7 +40,7 @@ def _part(
     require_same_data(context, reader)
     test_net = build.net_for(definition, reader, 0, config)
     if {info.name for info in test_net.parameter_infos} - {info.name for info in net.parameter_infos}:
-        load_weights(test_net, starting_weights(config, caffe))  # what only this net has
+        load_weights(test_net, caffe.starting_weights(config.weights, config.snapshot))  # what only this net has
     test_net.share_parameters(net)
     test_net.place(net.device)
     evaluation = Evaluation(test_net, reader, test.num_batches, context.transport, config.timeout_s, number)

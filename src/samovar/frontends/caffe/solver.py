@@ -194,6 +194,10 @@ class CaffeSolver:
         """The files of `named_weights`; InputError if one does not exist."""
         return tuple(find_named(name, self.path, f"{self.path}:{line}: weights") for name, line in self.named_weights)
 
+    def starting_weights(self, given: tuple[Path, ...], snapshot: Path | None) -> tuple[Path, ...]:
+        """The `given` files, else `weights`; none for a run that resumes a snapshot (as in Caffe)."""
+        return () if snapshot is not None else given or self.weights()
+
     @property
     def takes_snapshots(self) -> bool:
         """Whether Caffe would write any file."""

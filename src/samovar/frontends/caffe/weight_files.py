@@ -60,10 +60,12 @@ def read_named(path: Path, *, may_be_momentum: bool = False) -> NamedArrays:
     "model" in it counts, and a prefix "module." of all names is dropped. Raises InputError, naming the file, if it
     holds anything else, is damaged, or claims to be larger than it is; also if it is another part of a snapshot.
     """
-    part = metadata_of(path).get(PART_KEY, "weights") if is_safetensors(path) else "weights"
-    if part != "weights" and not may_be_momentum:  # which has the names and shapes of weights
+    if not is_safetensors(path):
+        tensors = _read_torch(path)
+    elif (part := metadata_of(path).get(PART_KEY, "weights")) == "weights" or may_be_momentum:
+        tensors = _read_safetensors(path)
+    else:  # momentum, say, which has the names and shapes of weights
         raise InputError(f"{path}: holds the {part} of a snapshot, not its weights; give weights.safetensors")
-    tensors = _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
     return {name: _as_float32(path, name, tensor) for name, tensor in tensors.items()}
 
 

@@ -118,8 +118,8 @@ class Network:
     Messages of one (source, destination) pair arrive in the order in which they were sent, as on a GASPI queue or a
     connection. Those of different pairs arrive in any order that their times give. `hosts` are the hosts of all places:
     ranks first, then servers. `cores` are those of the ranks, if messages occupy them; those of servers have time.
-    `held_s` holds messages up, and later ones of the same pair wait behind them. Cost: two
-    events a message, one if the link is instant, four between racks.
+    `held_s` holds messages up, and later ones of the same pair wait behind them. Cost: two events a message, one if the
+    link is instant, four between racks.
     """
 
     def __init__(
@@ -217,16 +217,11 @@ class Network:
         to_other_rack = not is_inside and self._racks[source] != self._racks[destination]
         if link.is_instant and (is_inside or not self.cores):
             return Lane(link, None, 0, self._climb if to_other_rack else self._arrive)
-        ports = (source, destination)
         if is_inside:
-            return Lane(link, *ports, self._reach)
+            return Lane(link, source, destination, self._reach)
         ports = (self._num_places + source_host, self._num_places + destination_host)
-        return Lane(
-            link,
-            *ports,
-            self._climb if to_other_rack else self._reach,
-            (self._core(source), self._core(destination)),
-        )
+        first, cores = self._climb if to_other_rack else self._reach, (self._core(source), self._core(destination))
+        return Lane(link, *ports, first, cores)
 
     def _core(self, place: int) -> Occupied | None:
         return self.cores[place] if place < len(self.cores) else None
