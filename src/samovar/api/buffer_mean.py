@@ -10,14 +10,14 @@ from samovar.api.process_group import ProcessGroup, by_windows, lasting_ranks
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
 from samovar.frontends.torch.state import BufferMean, num_values
-from samovar.membership.statistics import ShownStatistics, SummedStatistics
+from samovar.membership.statistics import NUM_MARKS, ShownStatistics, SummedStatistics
 
 
 class ReplicaBuffers:
     """The mean of all ranks' buffers. Ranks in step add theirs up when they evaluate.
 
     Ranks at a center show theirs after each `period` steps instead, which costs a copy, and on a device a wait. Only
-    ranks of this host count then, and one that died counts with its last.
+    ranks of this host that still make steps count then.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReplicaBuffers:
             return
         if is_async:
             reached = by_windows(processes.collectives)
-            region = float32_region(reached, "shown buffers", num_elements + 1)
+            region = float32_region(reached, "shown buffers", num_elements + NUM_MARKS)
             self._shown = ShownStatistics(region, lasting_ranks(reached))
         else:
             self._summed = SummedStatistics(processes.collectives, num_elements, deadline)
@@ -72,7 +72,7 @@ class ReplicaBuffers:
             return
         self._gathered.gather()
         if self._shown is not None:
-            self._shown.show()
+            self._shown.show(has_stepped=False)
         self._result[:] = statistics.mean()
         with self._mean.replaced(1.0):
             yield

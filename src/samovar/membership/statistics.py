@@ -1,5 +1,7 @@
 """The mean over ranks of BatchNorm's running statistics, which layers count and the solver does not learn."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,35 +33,52 @@ class SummedStatistics:
         return self.own / self._world_size
 
 
+NUM_MARKS = 3  # float32s after a rank's statistics: the time of the last step, as one float64, and the mean step
+_LATE_STEPS = 32
+
+
 class ShownStatistics:
     """The mean over asynchronous ranks: each shows its statistics after every step, and any of them reads all.
 
-    `region`, float32 (num_elements + 1,), is in memory that the `ranks` can read of each other, also of a dead one.
-    Its last element says that the others are shown. A rank does not count if a value of it is infinite or NaN, and
-    that of another rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
+    `region`, float32 (num_elements + NUM_MARKS,), is in memory that the `ranks` can read of each other, also of a dead
+    one. Weights move on, so statistics age: a rank counts while it made a step in the last 32 steps of its own pace,
+    and the rank of the last step always. A rank does not count if a value of it is infinite or NaN, and that of another
+    rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
     """
 
     def __init__(self, region: Region, ranks: Sequence[int]) -> None:
         self._region, self._ranks = region, ranks
-        self.own = region.array[:-1]
-        self.were_shown = bool(region.array[-1])  # by an earlier life of this rank
+        self.own = region.array[:-NUM_MARKS]
+        self._step_s = math.inf  # not known before the second step
+        self.were_shown = _time_s(region.array) > 0  # by an earlier life of this rank
 
-    def show(self) -> None:
+    def show(self, *, has_stepped: bool = True) -> None:
         """Let others read `own` from now on."""
-        self._region.array[-1] = 1.0
+        marks, now_s, last_s = self._region.array[-NUM_MARKS:], time.monotonic(), _time_s(self._region.array)
+        if has_stepped and last_s > 0:
+            step_s = now_s - last_s
+            self._step_s = step_s if self._step_s == math.inf else self._step_s + 0.1 * (step_s - self._step_s)
+        if has_stepped or last_s == 0:
+            marks[:2].view(np.float64)[0], marks[2] = now_s, self._step_s
 
     def mean(self) -> Array:
-        """The mean of all that were shown; zeros if none was."""
-        shown, rows = np.empty_like(self._region.array), []
-        for rank in self._ranks:
-            self._region.window.get(rank, self._region.offset, shown)
-            if shown[-1]:
-                rows.append(shown[:-1].copy())
+        """The mean of all that count; zeros if none was shown."""
+        rows = [row for row in map(self._row, self._ranks) if _time_s(row) > 0]
         if not rows:
             return np.zeros_like(self.own)
-        values = np.stack(rows)
+        last_s = max(map(_time_s, rows))
+        values = np.stack([row[:-NUM_MARKS] for row in rows if last_s - _time_s(row) <= _LATE_STEPS * row[-1]])
         finite = np.isfinite(values)
         is_well = np.all(finite | ~finite.any(axis=0), axis=1)
         chosen = values[is_well] if is_well.any() else values
         with np.errstate(invalid="ignore"):
             return np.asarray(np.add.reduce(chosen, axis=0) / np.float32(len(chosen)))
+
+    def _row(self, rank: int) -> Array:
+        shown = np.empty_like(self._region.array)
+        self._region.window.get(rank, self._region.offset, shown)
+        return shown
+
+
+def _time_s(row: Array) -> float:
+    return float(row[-NUM_MARKS:-1].view(np.float64)[0])

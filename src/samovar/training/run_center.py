@@ -21,7 +21,7 @@ from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Mem
 from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
-from samovar.membership.statistics import ShownStatistics
+from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
@@ -128,8 +128,8 @@ class RunCenter:
         `last` are the weights of the last exchange, if `weights` are on a device.
         """
         views, group = StatisticViews(weights, statistics), self._context.transport.group
-        window = self._context.lasting.open_window("statistics", 4 * (views.num_elements + 1), 0)
-        shown = ShownStatistics(Region.of(window, 0, views.num_elements + 1, np.float32), range(group.world_size))
+        window = self._context.lasting.open_window("statistics", 4 * (views.num_elements + NUM_MARKS), 0)
+        shown = ShownStatistics(Region.of(window, 0, views.num_elements + NUM_MARKS, np.float32), range(group.world_size))
         seat = self._session.seat
         evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, last, views, shown, deadline)
         if self._session.had_seat:

@@ -12,7 +12,8 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.membership.statistics import ShownStatistics
+from samovar.membership import statistics
+from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
@@ -36,7 +37,7 @@ class Memory:
         weights = FlatBuffer.zeros(LAYOUT)
         mean = weights.view("mean").numpy()
         mean[:] = 7.0
-        region = Region.of(transport.open_window("statistics", 16, 0), 0, 4, np.float32)
+        region = Region.of(transport.open_window("statistics", 4 * (3 + NUM_MARKS), 0), 0, 3 + NUM_MARKS, np.float32)
         views, shown = StatisticViews(weights, ["mean"]), ShownStatistics(region, range(self.workers))
         with MappedCenter(self.center) as center:
             self.last = FlatBuffer.zeros(LAYOUT) if self.is_apart else weights
@@ -101,6 +102,46 @@ def test_the_mean_is_of_those_that_were_shown_and_are_finite() -> None:
         with first.in_place():
             assert own.tolist() == [2.5] * 3
         assert own.tolist() == [1.0] * 3
+    memory.close()
+
+
+class Clock:
+    """The seconds that a test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def step(self, worker: CenterWeights, seconds: float) -> None:
+        self.now_s += seconds
+        worker.publish_statistics()
+
+
+def test_a_worker_that_has_ended_counts_no_longer_but_a_slow_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics of weights that the others left long ago would spoil the mean."""
+    memory, clock = Memory(3), Clock()
+    monkeypatch.setattr(statistics, "time", clock)
+    with (
+        memory.life(False, 0) as (first, own),
+        memory.life(False, 1) as (ended, other),
+        memory.life(False, 2) as (slow, third),
+    ):
+        own[:], other[:], third[:] = 1.0, 7.0, 4.0
+        for _ in range(3):
+            for worker in (first, ended):
+                clock.step(worker, 0.01)
+            clock.step(slow, 0.1)
+        for _ in range(5):  # 5 s, 40 steps of the pace of the one that has ended
+            clock.step(first, 0.5)
+            clock.step(slow, 0.5)
+        for _ in range(20):
+            clock.step(first, 0.01)
+        with first.in_place():
+            assert own.tolist() == [2.5] * 3
+        with ended.in_place():  # whoever asks
+            assert other.tolist() == [2.5] * 3
     memory.close()
 
 
