@@ -59,13 +59,15 @@ class Finished:
         partial_file.rename(self.file)
 
 
-def settings_of(strategy: str, num_workers: int, with_recipe: bool = True) -> dict[str, object]:
+def settings_of(
+    strategy: str, num_workers: int, with_recipe: bool = True, *, is_adaptive: bool = False
+) -> dict[str, object]:
     """The settings that are not off, and the factor of the learning rate if it is not 1."""
     config = StrategyConfig(strategy)
     chosen = resolved(by_recipe(config, num_workers) if with_recipe else config, num_workers)
     found = {setting.name: chosen[setting.name] for setting in config.traits.settings}
     recipe = config.traits.recipe
-    rate = recipe.rate(chosen, num_workers) if recipe and with_recipe else 1.0
+    rate = recipe.rate_factor(chosen, num_workers, is_adaptive=is_adaptive) if recipe and with_recipe else 1.0
     found |= {} if rate == 1.0 else {"rate_factor": rate}
     return {name: value for name, value in found.items() if value and value != "none"}
 

@@ -47,12 +47,13 @@ class Net:
     is_loss: bool
     sides: Sequence[str]
     test_images: int = 10_000
+    is_adaptive: bool = False  # its optimizer
 
 
-IN_STEP = ("sync", "sync-easgd", "diloco", "local-sgd")
+SIDES = (PLAIN, DDP, "diloco", "async-easgd", "sync", "sync-easgd", "local-sgd")
 NETS = (
-    Net("resnet20", "ResNet-20", 128, 409_600, False, (PLAIN, DDP, "diloco", "async-easgd", *IN_STEP)),
-    Net("transformer", "transformer", 16, 16_000, True, (PLAIN, DDP, "diloco", "async-easgd", *IN_STEP)),
+    Net("resnet20", "ResNet-20", 128, 409_600, False, SIDES),
+    Net("transformer", "transformer", 16, 16_000, True, SIDES, is_adaptive=True),
 )
 QUICK = Net("cifar10_quick", "CIFAR-10 quick", 100, 400_000, False, (PLAIN, DDP))
 
@@ -73,7 +74,8 @@ class Run:
         return f"{self.net.title}, {TITLES.get(self.side, self.side)}"
 
     def tests(self, folder: Path, finished: Finished) -> list[Test] | None:
-        settings = {} if self.side in TITLES else settings_of(self.side, self.num_ranks)
+        is_ours, adaptive = self.side not in TITLES, self.net.is_adaptive
+        settings = settings_of(self.side, self.num_ranks, is_adaptive=adaptive) if is_ours else {}
         return finished.tests(self.title, self.seed, settings, partial(self._learned, folder))
 
     def _learned(self, folder: Path) -> list[Test]:

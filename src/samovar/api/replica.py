@@ -308,7 +308,9 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._checks.show_digest()
 
     def _scale_rates(self, factor: float, recipe: Recipe | None, closing: ExitStack) -> None:
-        self.rate_factor = factor * (recipe.rate(self.config, self.num_workers) if recipe else 1.0)
+        if recipe is not None:
+            factor *= recipe.rate_factor(self.config, self.num_workers, is_adaptive=self._optimizers.are_adaptive)
+        self.rate_factor = factor
         self._optimizers.scale_rates(self.rate_factor)
         closing.callback(self._optimizers.multiply_rates, 1.0 / self.rate_factor)
 

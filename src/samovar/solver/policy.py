@@ -109,7 +109,8 @@ def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + small) if x >= 0 else small / (1.0 + small)
 
 
-TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+PLAIN_TYPES = ("SGD", "Nesterov")  # the others divide their steps by the size of gradients
+TYPES = (*PLAIN_TYPES, "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 REGULARIZATIONS = ("L1", "L2")
 _WITHOUT_MOMENTUM = ("AdaGrad", "RMSProp")
 

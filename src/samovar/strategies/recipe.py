@@ -1,5 +1,6 @@
 """A strategy's recipe: how a solver that was made for one worker changes, so that several learn as well as one."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,6 +14,11 @@ def always(value: float) -> Rule:
     return lambda _chosen, _num_workers: value
 
 
+def by_root(_chosen: Any, num_workers: int) -> float:
+    """sqrt(P): as the noise of the mean of P steps is less by that, so is the noise that each of them is divided by."""
+    return math.sqrt(num_workers)
+
+
 UNCHANGED = always(1.0)
 
 
@@ -20,13 +26,20 @@ UNCHANGED = always(1.0)
 class Recipe:
     """P workers share one worker's batch, and make as many steps as it would: the same samples in all.
 
-    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's.
-    `is_default`: it holds if nothing is said about recipe or batch.
+    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's, and
+    `adaptive_rate` times that if the solver divides steps by the size of gradients (Adam and its kin): a P-th of the
+    batch has noisier gradients, so its steps go less far. `is_default`: it holds if nothing is said about recipe or
+    batch. Source: Malladi et al. 2022 (square-root scaling).
     """
 
     settings: Mapping[str, Rule] = field(default_factory=dict)
     rate: Rule = UNCHANGED
+    adaptive_rate: Rule = by_root
     is_default: bool = True
+
+    def rate_factor(self, chosen: Any, num_workers: int, *, is_adaptive: bool) -> float:
+        """What the learning rate is multiplied by."""
+        return self.rate(chosen, num_workers) * (self.adaptive_rate(chosen, num_workers) if is_adaptive else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.collectives.encoded import CODECS
-from samovar.strategies.recipe import Recipe, always
-from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
+from samovar.strategies.recipe import Recipe, always, by_root
+from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 
 SYNC_PERIOD = Setting(
     SYNC_PERIOD_STEPS,
@@ -94,8 +94,17 @@ ALWAYS_COMPRESSES = Setting(
 )
 
 
-# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly.
-ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)})
+def _as_fast(chosen: Chosen, num_workers: int) -> float:
+    """Center and workers pull at each other, so both go alpha G / (alpha G + beta) of the way that G groups step."""
+    group_size = chosen["group_size"] or 1
+    num_groups = max(num_workers // group_size, 1)
+    pulls = (chosen["moving_rate"] or 0.0) * num_groups
+    return by_root(chosen, num_groups) * (1 + max(chosen["worker_rate"] or 0.0, pulls / num_groups) / pulls)
+
+
+# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly. Adam
+# makes up for the pull, too; SGD learned better without.
+ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)}, adaptive_rate=_as_fast)
 
 
 def further(worker_rate: float | None, rate: float) -> np.float32:

@@ -19,7 +19,7 @@ from samovar.strategies.factors import FactoredOrEncoded, Factoring
 from samovar.strategies.local_sgd import residual_notes, residuals_fit
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
-from samovar.strategies.recipe import Recipe
+from samovar.strategies.recipe import UNCHANGED, Recipe
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, FACTORS, OVERLAP
 from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.strategies.trial import Trial
@@ -96,7 +96,7 @@ def sum_channels(
         replace(COMPRESS, words=_encoded, source="Seide et al. 2014; Karimireddy et al. 2019"),
         ALWAYS_COMPRESSES,
     ),
-    recipe=Recipe(is_default=False),
+    recipe=Recipe(adaptive_rate=UNCHANGED, is_default=False),
 )
 class Sync(Strategy):
     """Every rank applies the mean gradient, added in the plan's fixed order:

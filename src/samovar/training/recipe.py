@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from samovar.config import RunConfig
 from samovar.frontends.caffe.solver import CaffeSolver, changes, with_large_batch
+from samovar.solver.policy import PLAIN_TYPES
 from samovar.strategies.defaults import recipe_changes
 
 
@@ -17,7 +18,8 @@ def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[C
     recipe = config.used_recipe
     if recipe is None or config.workers == 1:
         return caffe, ()
-    changed = replace(caffe, base_lr=caffe.base_lr * recipe.rate(config.strategy, config.workers))
+    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=caffe.type not in PLAIN_TYPES)
+    changed = replace(caffe, base_lr=caffe.base_lr * factor)
     batch = f"a worker's batch {batch_size:,} -> {batch_size / config.workers:,.4g}"
     settings = map(str, recipe_changes(config.strategy, config.workers))
     return changed, (batch, *settings, *changes(caffe, changed))

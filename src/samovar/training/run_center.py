@@ -128,8 +128,9 @@ class RunCenter:
         `last` are the weights of the last exchange, if `weights` are on a device.
         """
         views, group = StatisticViews(weights, statistics), self._context.transport.group
-        window = self._context.lasting.open_window("statistics", 4 * (views.num_elements + NUM_MARKS), 0)
-        shown = ShownStatistics(Region.of(window, 0, views.num_elements + NUM_MARKS, np.float32), range(group.world_size))
+        size = views.num_elements + NUM_MARKS
+        window = self._context.lasting.open_window("statistics", 4 * size, 0)
+        shown = ShownStatistics(Region.of(window, 0, size, np.float32), range(group.world_size))
         seat = self._session.seat
         evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, last, views, shown, deadline)
         if self._session.had_seat:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_its_settings_are_allowed_and_told_as_changes(name: str, num_workers: in
     changes = {change.name: (change.before, change.after) for change in recipe_changes(chosen, num_workers)}
     recipe = KINDS[name].traits.recipe
     assert recipe is not None
-    assert recipe.rate(chosen, num_workers) > 0
+    assert recipe.rate_factor(chosen, num_workers, is_adaptive=False) == recipe.rate(chosen, num_workers) > 0
     assert changes == {
         key: (default[key] or 0.0, chosen[key]) for key in recipe.settings if chosen[key] != default[key]
     }
@@ -53,6 +54,28 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
     recipe = chosen.traits.recipe
     assert recipe is not None
     assert recipe.rate(chosen, 4) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "factor"),
+    [
+        ("sync", {}, 1.0),
+        ("local-sgd", {}, 2.0),
+        ("diloco", {}, 2.0 / 7.0),
+        ("async-sgd", {}, 2.0),
+        ("async-easgd", {"moving_rate": 0.25}, 2.0 * 1.5),
+        ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.75}, 2.0 * 1.75),
+        ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.1}, 2.0 * 1.25),  # which goes at least as far as alpha
+        ("hybrid-easgd", {"moving_rate": 0.5, "group_size": 2}, 2.0**0.5 * 1.5),
+    ],
+)
+def test_adam_steps_farther_on_a_part_of_the_batch_and_against_the_pull(
+    name: str, more: dict[str, Any], factor: float
+) -> None:
+    chosen = resolved(by_recipe(StrategyConfig(name).but(more), 4), 4)
+    recipe = chosen.traits.recipe
+    assert recipe is not None
+    assert recipe.rate_factor(chosen, 4, is_adaptive=True) == pytest.approx(factor)
 
 
 def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pytest.MonkeyPatch) -> None:

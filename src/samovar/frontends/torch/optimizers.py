@@ -60,6 +60,11 @@ class Optimizers:
         return all(group.get("nesterov") for group in self.param_groups if group.get("momentum"))
 
     @property
+    def are_adaptive(self) -> bool:
+        """Whether steps are divided by the size of gradients, as Adam's are: those of SGD and its kin are not."""
+        return not any("dampening" in one.defaults or isinstance(one, torch.optim.ASGD) for one in self.all)
+
+    @property
     def title(self) -> str:
         return " and ".join(type(optimizer).__name__ for optimizer in self.all)
 
