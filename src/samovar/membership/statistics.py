@@ -41,8 +41,8 @@ class ShownStatistics:
     """The mean over asynchronous ranks: each shows its statistics after every step, and any of them reads all.
 
     `region`, float32 (num_elements + NUM_MARKS,), is in memory that the `ranks` can read of each other, also of a dead
-    one. Weights move on, so statistics age: a rank counts while it made a step in the last 32 steps of its own pace,
-    and the rank of the last step always. A rank does not count if a value of it is infinite or NaN, and that of another
+    one. Weights move on, so statistics age: a rank counts while it made a step in the last 32 steps of its own pace.
+    The rank of the last step counts always. A rank does not count if a value of it is infinite or NaN, and that of another
     rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
     """
 

@@ -26,8 +26,8 @@ UNCHANGED = always(1.0)
 class Recipe:
     """P workers share one worker's batch, and make as many steps as it would: the same samples in all.
 
-    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's, and
-    `adaptive_rate` times that if the solver divides steps by the size of gradients (Adam and its kin): a P-th of the
+    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's. It
+    is `adaptive_rate` times that if the solver divides steps by the size of gradients, as Adam does: a P-th of the
     batch has noisier gradients, so its steps go less far. `is_default`: it holds if nothing is said about recipe or
     batch. Source: Malladi et al. 2022 (square-root scaling).
     """
@@ -38,7 +38,7 @@ class Recipe:
     is_default: bool = True
 
     def rate_factor(self, chosen: Any, num_workers: int, *, is_adaptive: bool) -> float:
-        """What the learning rate is multiplied by."""
+        """The factor of the solver's learning rate."""
         return self.rate(chosen, num_workers) * (self.adaptive_rate(chosen, num_workers) if is_adaptive else 1.0)
 
 

@@ -61,7 +61,7 @@ class Optimizers:
 
     @property
     def are_adaptive(self) -> bool:
-        """Whether steps are divided by the size of gradients, as Adam's are: those of SGD and its kin are not."""
+        """Whether steps are divided by the size of gradients, as Adam's are, and not as those of SGD."""
         return not any("dampening" in one.defaults or isinstance(one, torch.optim.ASGD) for one in self.all)
 
     @property
