@@ -78,7 +78,17 @@ def without_recipe(process_group: ProcessGroup) -> list[float]:
     return factors
 
 
-PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead, without_recipe)
+def adaptive(process_group: ProcessGroup) -> list[float]:
+    rates = []
+    for kind in (torch.optim.AdamW, torch.optim.RMSprop, torch.optim.ASGD, torch.optim.SGD):
+        model, config = perceptron(), StrategyConfig("local-sgd")
+        optimizer = kind(model.parameters(), lr=0.1)
+        with Replica(model, optimizer, process_group, config, TIMEOUT_S, recipe=config.traits.recipe):
+            rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead, without_recipe, adaptive)
 SCENARIOS = {function.__name__: function for function in PROGRAMS}
 
 if __name__ == "__main__":

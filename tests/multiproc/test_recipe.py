@@ -55,6 +55,14 @@ def test_workers_that_look_ahead_share_the_momentum_and_the_rate_of_one(solver: 
     assert "async-msgd: a worker's base_lr is 0.00256585 instead of 0.01" in ended.errors
 
 
+def test_a_solver_that_divides_by_the_size_of_gradients_gets_more_of_the_rate(solver: Path, tmp_path: Path) -> None:
+    """sqrt(2) for two workers."""
+    adam = solver.with_name("adam.prototxt")
+    adam.write_text(solver.read_text().replace("base_lr: 0.01", 'base_lr: 0.001\ntype: "Adam"'))
+    _, result = trained(adam, tmp_path / "adam", "--strategy", "local-sgd")
+    assert result["recipe_changes"][-1] == "base_lr 0.001 -> 0.001414"
+
+
 @pytest.mark.slow
 def test_without_a_recipe_workers_have_the_nets_batch_each(solver: Path, tmp_path: Path) -> None:
     _, none = trained(solver, tmp_path / "none", "--strategy", "local-sgd", "--recipe", "none")
@@ -88,6 +96,8 @@ def test_replicate_divides_batches_and_scales_rates() -> None:
         assert result["rate"] == pytest.approx(0.1 / 2)
     for result in succeeded(ranks, "without_recipe"):
         assert result == [1.0, 0.1, 0.5, 0.05], "of workers without momentum, and of those that keep it"
+    for result in succeeded(ranks, "adaptive"):
+        assert result == pytest.approx([0.1 * 2**0.5, 0.1 * 2**0.5, 0.1, 0.1])
 
 
 def test_layers_that_mix_samples_are_named_if_workers_share_a_batch(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class ShownStatistics:
 
     `region`, float32 (num_elements + NUM_MARKS,), is in memory that the `ranks` can read of each other, also of a dead
     one. Weights move on, so statistics age: a rank counts while it made a step in the last 32 steps of its own pace.
-    The rank of the last step counts always. A rank does not count if a value of it is infinite or NaN, and that of another
-    rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
+    The rank of the last step counts always. A rank does not count if a value of it is infinite or NaN, and that of
+    another rank is finite. A value that no rank has finite stays so: a mask of -inf, for example.
     """
 
     def __init__(self, region: Region, ranks: Sequence[int]) -> None:

@@ -27,8 +27,8 @@ class Recipe:
     """P workers share one worker's batch, and make as many steps as it would: the same samples in all.
 
     `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's. It
-    is `adaptive_rate` times that if the solver divides steps by the size of gradients, as Adam does: a P-th of the
-    batch has noisier gradients, so its steps go less far. `is_default`: it holds if nothing is said about recipe or
+    is `adaptive_rate` times that if the solver divides steps by the size of gradients, as Adam does. A P-th of the
+    batch has noisier gradients, so such steps go less far. `is_default`: it holds if nothing is said about recipe or
     batch. Source: Malladi et al. 2022 (square-root scaling).
     """
 

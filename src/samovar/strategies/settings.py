@@ -95,11 +95,14 @@ ALWAYS_COMPRESSES = Setting(
 
 
 def _as_fast(chosen: Chosen, num_workers: int) -> float:
-    """Center and workers pull at each other, so both go alpha G / (alpha G + beta) of the way that G groups step."""
-    group_size = chosen["group_size"] or 1
-    num_groups = max(num_workers // group_size, 1)
-    pulls = (chosen["moving_rate"] or 0.0) * num_groups
-    return by_root(chosen, num_groups) * (1 + max(chosen["worker_rate"] or 0.0, pulls / num_groups) / pulls)
+    """Center and workers pull at each other, so both go alpha G / (alpha G + beta) of the way that G groups step.
+
+    Workers that were made up to more than twice as fast would go too far from each other.
+    """
+    num_groups = max(num_workers // (chosen["group_size"] or 1), 1)
+    rate = float(chosen["moving_rate"])
+    pulled = max(float(chosen["worker_rate"] or 0.0), rate)
+    return by_root(chosen, num_groups) * min(1 + pulled / (rate * num_groups), 2.0)
 
 
 # A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly. Adam

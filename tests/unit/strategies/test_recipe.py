@@ -66,6 +66,7 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
         ("async-easgd", {"moving_rate": 0.25}, 2.0 * 1.5),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.75}, 2.0 * 1.75),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.1}, 2.0 * 1.25),  # which goes at least as far as alpha
+        ("async-easgd", {"moving_rate": 0.01}, 2.0 * 2.0),
         ("hybrid-easgd", {"moving_rate": 0.5, "group_size": 2}, 2.0**0.5 * 1.5),
     ],
 )
