@@ -120,13 +120,14 @@ class World:
                 healed = True
             assert self.now_s < 10 * HEALED_S, "no end in sight"
             action()
+        assert self.is_over, f"{[client.name for client in self.clients if not client.is_done]} never end"
         while self._events:  # what is still on its way arrives after all
             self.now_s, _, action = heapq.heappop(self._events)
             action()
 
     @property
     def is_over(self) -> bool:
-        return all(client.is_done for client in self.clients) and self.num_clients >= self.num_expected
+        return all(client.is_done for client in self.clients) and len(self.clients) >= self.num_expected
 
     @property
     def num_expected(self) -> int:

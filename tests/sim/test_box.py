@@ -265,7 +265,18 @@ def a_center_made_again_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Server, "_done", unfenced)
 
 
+def a_lost_operation_is_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Client, "retry", lambda _self, _number: None)
+
+
+def a_member_stops_before_its_last_update(patch: pytest.MonkeyPatch) -> None:
+    step = Client._step
+    patch.setattr(Client, "_step", lambda self: step(self) if self.sequence < 3 else None)
+
+
 MISTAKES: list[Plant] = [
+    a_lost_operation_is_not_sent_again,
+    a_member_stops_before_its_last_update,
     a_center_made_again_is_taken_for_the_old_one,
     the_board_forgets_with_the_server,
     a_retry_is_a_new_change_of_the_board,
