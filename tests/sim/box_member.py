@@ -60,7 +60,7 @@ class Client:
 
     def join(self) -> None:
         """Ask for a place, until there is one."""
-        if self.is_dead:
+        if self.is_dead or self._dies(f"before it asks for a place, call {self.num_calls + 1}"):
             return
         self._send(Request(Kind.ATTACH, self._next_call(), self.member), b"")
         number = self.num_calls
@@ -101,8 +101,7 @@ class Client:
         world, operation = self.world, self.operation
         if operation is None or self.num_tries != number or self.is_dead:
             return
-        if world.script.strikes(world.faults.member_crash, f"{self.name}, dies before its try {number + 1}"):
-            self._crash()
+        if self._dies(f"before its try {number + 1}"):
             return
         world.num_retries += 1
         if self.random.random() < 0.2:
@@ -178,7 +177,9 @@ class Client:
             self._send_operation()
 
     def _step(self) -> None:
-        if self.operation is not None or self.is_done:
+        if self.is_dead or self.operation is not None or self.is_done:
+            return
+        if self._dies(f"before its step {self.sequence + 1}"):
             return
         moved = self._whole_numbers()
         self.weights += moved
@@ -234,9 +235,15 @@ class Client:
 
     def _leave(self) -> None:
         """Its place is free, if it leaves early."""
-        if self.index in self.world.faults.leaves_after and self.is_done:
+        if self.index in self.world.faults.leaves_after and self.is_done and not self.is_dead:
             self.is_dead = True
             self.world.server.expire(self.member, self.token)
+
+    def _dies(self, when: str) -> bool:
+        dies = self.world.script.strikes(self.world.faults.member_crash, f"{self.name}, dies {when}")
+        if dies:
+            self._crash()
+        return dies
 
     def _crash(self) -> None:
         self.is_dead = True

@@ -36,6 +36,9 @@ def test_the_sum_is_conserved_exactly() -> None:
     worlds = [play(seed) for seed in range(NUM_SEEDS)]
     assert any(world.retired for world in worlds)
     assert any(world.num_retries for world in worlds)
+    happened = [sentence for world in worlds for sentence in world.script.happened.values()]
+    for death in ("dies before it asks for a place", "dies before its step", "dies before its try"):
+        assert any(death in sentence for sentence in happened)
     assert sum(len(world.center.log) for world in worlds) > NUM_SEEDS * 50
     assert sum(len(world.center.board.changes) for world in worlds) > NUM_SEEDS * 10
 
