@@ -185,6 +185,30 @@ class NobodyNamed(SimWindow):
             raise DeadlineExceeded("too late") from error
 
 
+class OwnNameOnly(SimWindow):
+    """The error of a wait names the rank that waited, and not the other side."""
+
+    def wait(self, slot, at_least, peer, deadline):
+        try:
+            return super().wait(slot, at_least, peer, deadline)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"rank {self.rank} waited for too long") from error
+
+
+class WrongName(SimWindow):
+    """The error of a wait names a third rank."""
+
+    def wait(self, slot, at_least, peer, deadline):
+        return super().wait(slot, at_least, (peer + 1) % 8, deadline)
+
+
+class LongWaits(SimWindow):
+    """Waits end long after their deadline."""
+
+    def wait(self, slot, at_least, peer, deadline):
+        return super().wait(slot, at_least, peer, VirtualDeadline(deadline.at_s + 5.0, deadline.now_s))
+
+
 class NotificationFirst(SimWindow):
     """Tells before the data is put."""
 
@@ -312,6 +336,9 @@ RUN_MISTAKES = {
     "waits without a deadline": RunMistake("sync", Parts(window=EndlessWaits)),
     "lateness ignored": RunMistake("local-sgd", Parts(window=LatenessIgnored)),
     "an error that names nobody": RunMistake("slowmo", Parts(window=NobodyNamed)),
+    "an error that names the wrong side": RunMistake("sync", Parts(window=OwnNameOnly)),
+    "an error that names a third rank": RunMistake("local-sgd", Parts(window=WrongName)),
+    "waits after their deadline": RunMistake("sync", Parts(window=LongWaits)),
     "notification before data": RunMistake("diloco", Parts(window=NotificationFirst)),
     "a part is taken for a snapshot": RunMistake("sync-easgd", Parts(snapshots=PartsAreEnough)),
     "a snapshot of another step": RunMistake("sync", Parts(snapshots=StepOff)),

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 
+from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, Notification
+from samovar.transports.sim.scheduler import virtual_s
 from samovar.transports.sim.window import SimWindow
 
 ALL = "all"
@@ -15,6 +17,10 @@ MOST_MESSAGES = 300  # of a rank in a run, among which faults are drawn
 
 class Died(Exception):
     """The planned end of a worker."""
+
+
+class WrongWait(AssertionError):
+    """A wait did not end by its deadline, or its error does not name the other side."""
 
 
 class Script:
@@ -192,7 +198,10 @@ def _ms(seconds: float) -> str:
 
 
 def acting_window(act: Callable[[int], float], base: type[SimWindow] = SimWindow) -> type[SimWindow]:
-    """Windows at each of whose verbs their rank may be stopped or die, with all that it does in the background."""
+    """Windows at each of whose verbs their rank may be stopped or die, with all that it does in the background.
+
+    Raises WrongWait, for each wait that is over.
+    """
 
     class ActingWindow(base):  # type: ignore[misc, valid-type]
         def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
@@ -205,7 +214,14 @@ def acting_window(act: Callable[[int], float], base: type[SimWindow] = SimWindow
 
         def wait(self, slot, at_least, peer, deadline):
             self._act()
-            return super().wait(slot, at_least, peer, deadline)
+            began_s = self._fabric.scheduler.now_s
+            try:
+                return super().wait(slot, at_least, peer, deadline)
+            except DeadlineExceeded as error:
+                ended_s = self._fabric.scheduler.now_s
+                if ended_s > max(began_s, virtual_s(deadline)) or f"rank {peer} " not in f"{error} ":
+                    raise WrongWait(f"for rank {peer}, until {deadline.at_s} s: ended at {ended_s} s: {error}") from error
+                raise
 
         def _act(self) -> None:
             if self._port.task is self._port.own_task and (stopped_s := act(self.rank)):
