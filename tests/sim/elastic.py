@@ -58,9 +58,8 @@ class ElasticCase:
         founders, joiners = draw.randint(1, 5), draw.randint(0, 3)
         dying = draw.randint(0, founders + joiners - 1)
         leaving = draw.randint(0, founders + joiners - 1 - dying)
-        return cls(
-            seed, draw.choice(STRATEGIES), draw.choice(COLLECTIVES), founders + joiners, founders, dying, leaving
-        )
+        strategy, collective = draw.choice(STRATEGIES), draw.choice(COLLECTIVES)
+        return cls(seed, strategy, collective, founders + joiners, founders, dying, leaving)
 
     @property
     def settings(self) -> StrategyConfig:
@@ -87,6 +86,7 @@ class Attempt:
     generation: int
     before: Array
     center: Array
+    velocity: Any  # of `diloco`
     after: Array | None = None
     center_after: Array | None = None
 
@@ -110,9 +110,7 @@ class Book:
         book = cls(case, quorum(QuorumSize(case.num_founders), _nowhere), faults)
         book.quorum.send = book.post
         draw = Random(case.seed + 1)
-        others = (
-            draw.sample(range(1, case.world_size), case.num_dying + case.num_leaving) if case.world_size > 1 else []
-        )
+        others = draw.sample(range(1, case.world_size), case.num_dying + case.num_leaving)
         if draw.random() < 0.5 and case.num_dying:  # the first one dies like any other
             others[0] = 0
         for index, number in enumerate(others):
@@ -240,9 +238,9 @@ class Worker(ElasticWeights):
     def exchange(self) -> None:
         assert self._go is not None
         center = self.common if self._strategy.center() is not None else np.zeros(0, np.float32)
-        self._attempt = Attempt(
-            self._number, self.rounds.division.round, self._go.generation, self.region.array.copy(), center.copy()
-        )
+        velocity = self._strategy.state_dict().get("velocity")
+        place = self._number, self.rounds.division.round, self._go.generation
+        self._attempt = Attempt(*place, self.region.array.copy(), center.copy(), velocity)
         self._book.attempts.append(self._attempt)
         super().exchange()
 
@@ -360,6 +358,8 @@ def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:
     if strategy == "diloco":
         for attempt in survivors:
             _require_close(attempt.after, first.center_after, attempt)
+        delta = first.center - total / len(attempts)
+        _require_close(first.center_after, first.center - 0.7 * (delta + 0.9 * (0.9 * first.velocity + delta)), first)
     if strategy == "sync-easgd":
         rate = 0.9 / (len(attempts) + 1)
         own = settings.worker_rate or rate

@@ -1,11 +1,15 @@
 """Planted mistakes of elastic jobs: of a worker in its rounds, and of the quorum that it asks."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from samovar.membership.quorum import Quorum, _Phase
 from samovar.membership.quorum_messages import Admission, Decision
 from samovar.membership.rounds import Rounds
+from samovar.strategies.diloco import DiLoCo
 
 
 class GoesOn(Rounds):
@@ -57,6 +61,36 @@ class KeptTooLate(Rounds):
         if not verdict.is_committed:
             self._trainee.restore(kept)
         return verdict
+
+
+class OuterStepByAnotherSum(Rounds):
+    """`diloco` steps by a sum that is not that of its workers."""
+
+    def _summed(self, summed, _num_workers):
+        return summed * np.float32(2)  # each contribution twice
+
+    def __init__(self, seat: Any, trainee: Any, admission: Any) -> None:
+        super().__init__(seat, trainee, admission)
+        exchange = trainee.exchange
+
+        def wrong() -> None:
+            strategy = trainee.strategy
+            if isinstance(strategy, DiLoCo):
+                strategy._outer_step = partial(self._outer_step, strategy)  # type: ignore[method-assign]
+            exchange()
+
+        trainee.exchange = wrong
+
+    def _outer_step(self, strategy, weights, center, velocity, summed, *outer):
+        summed = self._summed(summed, strategy._world_size)
+        DiLoCo._outer_step(strategy, weights, center, velocity, summed, *outer)
+
+
+class OneWorkerTooMany(OuterStepByAnotherSum):
+    """The mean of `diloco` is divided by one more than its workers."""
+
+    def _summed(self, summed, num_workers):
+        return summed * np.float32(num_workers / (num_workers + 1))
 
 
 class OneYesIsEnough(Quorum):
@@ -199,6 +233,8 @@ ELASTIC_MISTAKES = {
     "a worker says yes without a result": ElasticMistake(SaysYes),
     "another state is given": ElasticMistake(WrongRound),
     "weights are kept too late": ElasticMistake(KeptTooLate),
+    "each contribution counts twice": ElasticMistake(OuterStepByAnotherSum),
+    "one worker too many in the divisor": ElasticMistake(OneWorkerTooMany),
     "one yes is enough": ElasticMistake(quorum=OneYesIsEnough),
     "the first vote decides": ElasticMistake(quorum=FirstVoteDecides),
     "votes of the last attempt count": ElasticMistake(quorum=OldVotesCount),
