@@ -103,10 +103,18 @@ def into_page(name: str, *tables: str) -> None:
     """Replace what the page has for `name`; print it, too."""
     text = "\n\n".join(tables)
     print(text, flush=True)
-    page, place = PAGE.read_text(), re.compile(rf"(<!-- measured: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    if not place.search(page):
+    require_place(name)
+    PAGE.write_text(_place(name).sub(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text()))
+
+
+def require_place(name: str) -> None:
+    """Raises SystemExit if the page has no place for `name`: before runs that take hours."""
+    if not _place(name).search(PAGE.read_text()):
         raise SystemExit(f"{PAGE.name} has no place for {name}: put <!-- measured: {name} --> and <!-- end --> there")
-    PAGE.write_text(place.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page))
+
+
+def _place(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- measured: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keep_curves(panel: str, found: Found, by_time: bool = False) -> None:

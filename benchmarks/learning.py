@@ -19,7 +19,7 @@ from pathlib import Path
 
 from figures import Figure
 from finished import RESULTS, Finished, settings_of
-from learned import Found, Test, against, compared, into_page, keep_curves, on_the_way
+from learned import Found, Test, against, compared, into_page, keep_curves, on_the_way, require_place
 from ranks import FOLDER, ZOO
 from trained import trained
 
@@ -168,7 +168,12 @@ def run(source: Path | None, short: bool = False, finished: bool = False, *, nam
 def prepared(
     source: Path | None, name: str, short: bool = False, finished: bool = False, net: str = "cifar10_quick"
 ) -> tuple[Path, Finished]:
-    """A folder with CIFAR-10 from its files in `source` and the published net and solver, and the finished runs."""
+    """A folder with CIFAR-10 from its files in `source` and the published net and solver, and the finished runs.
+
+    Raises SystemExit if the page has no place for the tables.
+    """
+    if not short:
+        require_place(name)
     out = FOLDER / "out" / (f"{name}-short" if short else name)
     kept = Finished((out if short else RESULTS) / f"{name}.jsonl", finished)
     if finished:

@@ -127,7 +127,10 @@ def test_settings_are_those_that_the_recipe_and_the_defaults_give(finished: Modu
     assert finished.settings_of("diloco", 4)["rate_factor"] == pytest.approx(1 / 7)
 
 
-@pytest.mark.parametrize("name", ["learning", "learning-time", "learning-simulated", "learning-slow", "learning-torch"])
+STUDIES = ("", "-200k", "-schedule", "-full", "-time", "-simulated", "-slow", "-torch")
+
+
+@pytest.mark.parametrize("name", [f"learning{study}" for study in STUDIES])
 def test_the_page_and_the_picture_have_the_finished_runs(
     repository_root: Path, finished: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -135,6 +138,14 @@ def test_the_page_and_the_picture_have_the_finished_runs(
     learned, run = (importlib.import_module(module) for module in ("learned", "run"))
     for constant, path in (("PAGE", learned.PAGE), ("CURVES", learned.CURVES)):
         monkeypatch.setattr(learned, constant, Path(shutil.copy(path, tmp_path)))
+    assert run.ON_CIFAR10.keys() == {f"learning{study}" for study in STUDIES}
     run.ON_CIFAR10[name](None, False, True)
     assert learned.PAGE.read_text() == (repository_root / "docs/explanation/learning.md").read_text()
     assert learned.CURVES.read_text() == (repository_root / "docs/pictures/learning.json").read_text()
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_study_without_a_place_on_the_page_is_refused_before_its_first_run() -> None:
+    learning = importlib.import_module("learning")
+    with pytest.raises(SystemExit, match=r"learning\.md has no place for learning-new"):
+        learning.prepared(None, "learning-new")
