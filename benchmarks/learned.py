@@ -118,10 +118,10 @@ def _place(name: str) -> re.Pattern[str]:
 
 
 def keep_curves(panel: str, found: Found, by_time: bool = False) -> None:
-    """The points of a panel of the picture."""
+    """The points of a panel of the picture, not rounded: picture and tables round the same values, once."""
     kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     kept[panel] = {
-        title: [[round(x, 1), round(value, 4)] for x, value in mean_curve(runs, by_time)]
+        title: [[round(x, 1), value] for x, value in mean_curve(runs, by_time)]
         for title, runs in found.items()
     }
     CURVES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

@@ -144,6 +144,15 @@ def test_the_page_and_the_picture_have_the_finished_runs(
     assert learned.CURVES.read_text() == (repository_root / "docs/pictures/learning.json").read_text()
 
 
+def test_the_picture_ends_at_the_values_of_the_table(repository_root: Path) -> None:
+    page, picture = (repository_root / "docs" / name for name in ("explanation/learning.md", "pictures/learning.svg"))
+    place = page.read_text().partition("<!-- measured: learning -->")[2].partition("<!-- end -->")[0]
+    rows = [line.strip("| ").split(" | ") for line in place.partition("| Samples |")[2].splitlines()[2:] if line]
+    assert len(rows) > 10
+    for title, *values in rows:
+        assert f">{title.strip('`')} {values[-1]}</text>" in picture.read_text()
+
+
 @pytest.mark.usefixtures("finished")
 def test_a_study_without_a_place_on_the_page_is_refused_before_its_first_run() -> None:
     learning = importlib.import_module("learning")
