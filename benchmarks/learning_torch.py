@@ -6,7 +6,8 @@ transformer by its loss on held-out files. If there is a GPU, the ranks compute 
 
 `learning-time`: the seconds of training until CIFAR-10 quick reaches an accuracy. Two workers of one thread are
 compared with one worker, with plain torch on two threads, and with DDP. Sides take turns, seed by seed, and need a
-machine without other programs.
+machine without other programs. In step only training counts. Asynchronous workers train on while rank 0 tests, so
+their seconds have its tests.
 
 Each run leaves a line in benchmarks/results/NAME.jsonl, and is not repeated.
 """

@@ -11,8 +11,11 @@ SAMOVAR = Path(sys.executable).with_name("samovar")
 
 
 def trained(folder: Path, *arguments: object) -> dict[str, Any]:
-    """The result of a run in `folder`, of which nothing is left there. Its "tests" have the seconds of training before
-    them."""
+    """The result of a run in `folder`, of which nothing is left there.
+
+    Its "tests" have the seconds of training before them. In step these are without tests. Asynchronous workers train on
+    while rank 0 tests, so theirs are by the clock, and have the tests before.
+    """
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     command = [SAMOVAR, "train", *arguments, "--out", out]
