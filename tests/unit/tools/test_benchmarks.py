@@ -158,3 +158,18 @@ def test_a_study_without_a_place_on_the_page_is_refused_before_its_first_run() -
     learning = importlib.import_module("learning")
     with pytest.raises(SystemExit, match=r"learning\.md has no place for learning-new"):
         learning.prepared(None, "learning-new")
+
+
+@pytest.mark.parametrize("fact", ["FIRST_STEP", "SECOND_STEP", "THIRD_STEP", "WHOLE", "LAST_SHARE", "ORIGINAL_SHARE"])
+def test_a_published_figure_that_moves_its_simulated_one_is_called_fitted(
+    repository_root: Path, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    monkeypatch.syspath_prepend(repository_root / "benchmarks" / "papers")
+    sc17 = importlib.import_module("sc17")
+    before, _ = sc17.chain()
+    monkeypatch.setattr(sc17, fact, 0.97 * getattr(sc17, fact))
+    after, _ = sc17.chain()
+    moved = [(old, new) for old, new in zip(before, after, strict=True) if old.published != new.published]
+    assert moved
+    for old, new in moved:
+        assert old.is_fitted or new.simulated == pytest.approx(old.simulated)
