@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +49,16 @@ def test_the_command_of_a_case_repeats_its_events(
     assert (python, program) == ("python", "tools/simulate.py")
     assert tool.main(options) == 0
     assert tool.KINDS[kind].play(case).event_hash in capsys.readouterr().out
+
+
+def test_the_seed_of_the_page_plays_as_it_says(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str], repository_root: Path
+) -> None:
+    page = (repository_root / "docs" / "explanation" / "simulator.md").read_text()
+    command = re.search(r"\$ python tools/simulate\.py (.*)\n", page)
+    assert command
+    assert tool.main(shlex.split(command[1])) == 0
+    assert page[command.end() :].startswith(capsys.readouterr().out)
 
 
 def test_steps_in_parts_are_repeated(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
