@@ -38,7 +38,7 @@ from samovar.strategies.defaults import resolved
 from samovar.transports.keys import make_key
 
 TIMEOUT_S = 600
-PORT, DOCTOR_PORT = 29_700, 29_720
+PORTS = {"run": 29_700, "doctor": 29_720}
 MEDIAN_BARS, WORST_BARS = {False: 0.92, True: 0.88}, {False: 0.80, True: 0.75}  # by whether there is a center
 PERIOD = {"sync_period_steps": 4}
 SLEEP_S = 0.05
@@ -169,11 +169,11 @@ def beside(profile: Profile, record: CalibrationRecord) -> Profile:
 
 def _measured(case: Case, hosts: Sequence[Any], short: bool) -> Any:
     program = [str(FOLDER / "predicted_rank.py"), case.job(short)]
-    if not hosts:
-        more = ("--oversubscribe",) if case.workers > len(os.sched_getaffinity(0)) else ()
-        return _answer([_start((), ["run", "--workers", str(case.workers), *more, *program])])
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
-        return _answer(_on_hosts(hosts, "run", PORT, ["--workers", "1", *_key(folder)], program))
+        if hosts:
+            return _answer(_on_hosts(hosts, folder, "run", ["--workers", "1", *_key(folder)], program))
+        more = ("--oversubscribe",) if case.workers > len(os.sched_getaffinity(0)) else ()
+        return _answer([_start(folder, (), ["run", "--workers", str(case.workers), *more, *program])])
 
 
 def _links(hosts: Sequence[Any]) -> CalibrationRecord:
@@ -181,7 +181,7 @@ def _links(hosts: Sequence[Any]) -> CalibrationRecord:
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
         path = Path(folder) / "here.json"
         flags = ["--save", str(path), *_key(folder)]
-        for process in _on_hosts(hosts, "doctor", DOCTOR_PORT, flags, []):
+        for process in _on_hosts(hosts, folder, "doctor", flags, []):
             _ended(process)
         return CalibrationRecord.load(path)
 
@@ -192,20 +192,20 @@ def _key(folder: str) -> list[str]:
     return ["--key-file", str(path)]
 
 
-def _on_hosts(hosts: Sequence[Any], command: str, port: int, flags: Sequence[str], rest: Sequence[str]) -> list[Any]:
+def _on_hosts(hosts: Sequence[Any], folder: str, command: str, flags: Sequence[str], rest: Sequence[str]) -> list[Any]:
     cpus, started = sorted(os.sched_getaffinity(0)), []
     for rank, host in enumerate(hosts):
         place = ("--nodes", str(len(hosts)), "--node-rank", str(rank))
-        meeting = ("--master-addr", hosts[0].address, "--master-port", str(port))
+        meeting = ("--master-addr", hosts[0].address, "--master-port", str(PORTS[command]))
         own = flags if rank == 0 or command == "run" else flags[2:]  # one host saves what all measured
         core = ("taskset", "-c", str(cpus[rank % len(cpus)]))
-        started.append(_start((*host.prefix, *core), [command, *place, *meeting, *own, *rest]))
+        started.append(_start(folder, (*host.prefix, *core), [command, *place, *meeting, *own, *rest]))
     return started
 
 
-def _start(prefix: Sequence[str], words: Sequence[str]) -> "subprocess.Popen[str]":
-    state = tempfile.gettempdir() + "/samovar-bench-state"  # what is kept here is no history of the user's
-    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE if prefix else "lo", "XDG_STATE_HOME": state}
+def _start(folder: str, prefix: Sequence[str], words: Sequence[str]) -> "subprocess.Popen[str]":
+    """What the command keeps goes into `folder`: it is no history of the user's."""
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE if prefix else "lo", "XDG_STATE_HOME": folder}
     environment = os.environ | own
     command = [*prefix, str(SAMOVAR), *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
