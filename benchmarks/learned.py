@@ -5,6 +5,7 @@ A table has its place in docs/explanation/learning.md between `<!-- measured: NA
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,20 @@ def against(found: Found, title: str, alone: str, tolerance: float | None) -> Fi
     bar, spread = None if tolerance is None else 1 - tolerance / theirs, (min(ratios), max(ratios))
     name = f"{title} / {alone}"
     return Figure(name, fmean(ratios) * theirs, theirs, "accuracy", fmean(ratios), *spread, len(ratios), bar)
+
+
+def seconds_to(goal: float, tests: Sequence[Test]) -> float:
+    """Of the first test that reaches it; infinity if none does."""
+    return next((test.seconds for test in tests if test.value >= goal), math.inf)
+
+
+def sooner(name: str, ours: Runs, theirs: Runs, goal: float, bar: float | None) -> Figure:
+    """How many times as soon we reach the goal, on the seeds that both have."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    our, their = ([seconds_to(goal, runs[seed]) for seed in seeds] for runs in (ours, theirs))
+    ratios = [b / a for a, b in zip(our, their, strict=True)]
+    spread = min(ratios), max(ratios)
+    return Figure(name, fmean(our), fmean(their), "s", fmean(ratios), *spread, len(ratios), bar)
 
 
 def compared(found: Found, alone: str, is_loss: bool = False) -> str:

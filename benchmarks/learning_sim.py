@@ -13,7 +13,7 @@ every pace, so they are run at one.
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -24,7 +24,7 @@ from statistics import fmean
 import torch
 from figures import Figure
 from finished import Finished, settings_of
-from learned import Found, Runs, Test, against, as_table, compared, end, into_page, keep_curves, last
+from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves, last, seconds_to, sooner
 from learning import BATCH, NUM_TESTS, SEEDS, prepared
 
 from samovar.box.window_center import WindowCenter
@@ -201,8 +201,9 @@ def is_test_due(rank: Rank, progress: Progress, number: int) -> bool:
 
 
 def told(rank: Rank, progress: Progress, now_s: float) -> Test:
-    samples = sum(progress.steps) * BATCH / len(progress.steps)
-    return Test(samples, rank.accuracy(), now_s)
+    """By rank 0. In step it comes before the others have counted the same step."""
+    steps = sum(progress.steps) / len(progress.steps) if rank.is_async else progress.steps[0]
+    return Test(steps * BATCH, rank.accuracy(), now_s)
 
 
 def simulated(cell: Simulated, folder: Path) -> list[Test]:
@@ -266,19 +267,10 @@ def run_slow(source: Path | None, short: bool = False, finished: bool = False) -
         keep_curves("learning-slow", {title.partition(",")[0]: runs for title, runs in found.items()}, by_time=True)
     in_step = found.get(cells[0].title, {})
     return [
-        _sooner(title, runs, in_step, goal)
+        sooner(f"{title} / sync", runs, in_step, goal, BAR)
         for title, runs in found.items()
         if runs is not in_step and runs.keys() & in_step.keys()
     ]
-
-
-def _sooner(title: str, ours: Runs, theirs: Runs, goal: float) -> Figure:
-    """On the seeds that both have."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    our, their = ([seconds_to(goal, runs[seed]) for seed in seeds] for runs in (ours, theirs))
-    ratios = [b / a for a, b in zip(our, their, strict=True)]
-    spread = min(ratios), max(ratios)
-    return Figure(f"{title} / sync", fmean(our), fmean(their), "s", fmean(ratios), *spread, len(ratios), BAR)
 
 
 def slow_table(found: Found, goal: float) -> str:
@@ -292,8 +284,3 @@ def slow_table(found: Found, goal: float) -> str:
     return as_table(
         ["Strategy", f"Seconds to {goal:g}", "Seconds in all", "At the end, by seed", "Last three tests"], rows
     )
-
-
-def seconds_to(goal: float, tests: Sequence[Test]) -> float:
-    """Of the first test that reaches it; infinity if none does."""
-    return next((test.seconds for test in tests if test.value >= goal), math.inf)

@@ -13,7 +13,6 @@ Each run leaves a line in benchmarks/results/NAME.jsonl, and is not repeated.
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from statistics import fmean
 import torch
 from figures import Figure
 from finished import Finished, settings_of
-from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves
+from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves, seconds_to, sooner
 from learning import SEEDS, prepared
 from ranks import FOLDER
 from trained import SAMOVAR, trained
@@ -184,18 +183,10 @@ def run_time(source: Path | None, short: bool = False, finished: bool = False) -
     ours = found.get("sync, 2 workers", {})
     bars = {"one worker": 1.7, f"{TITLES[PLAIN]}, 2 cores": 1.2}
     return [
-        _sooner(ours, theirs, title, bars.get(title))
+        sooner(f"time to {GOAL:g}: {title} / sync, 2 workers", ours, theirs, GOAL, bars.get(title))
         for title, theirs in found.items()
         if theirs is not ours and ours.keys() & theirs.keys()
     ]
-
-
-def _sooner(ours: dict[int, list[Test]], theirs: dict[int, list[Test]], title: str, bar: float | None) -> Figure:
-    seeds = sorted(ours.keys() & theirs.keys())
-    our, their = ([seconds_to(GOAL, runs[seed]) for seed in seeds] for runs in (ours, theirs))
-    ratios = [b / a for a, b in zip(our, their, strict=True)]
-    name, spread = f"time to {GOAL:g}: {title} / sync, 2 workers", (min(ratios), max(ratios))
-    return Figure(name, fmean(their), fmean(our), "s", fmean(ratios), *spread, len(ratios), bar)
 
 
 def goal_table(found: Found) -> str:
@@ -205,8 +196,3 @@ def goal_table(found: Found) -> str:
         rate = fmean(tests[-1].samples / tests[-1].seconds for tests in runs.values())
         rows.append([title, seconds, f"{rate:,.0f}", ", ".join(f"{end(tests):.3f}" for tests in runs.values())])
     return as_table(["Side", f"Seconds to {GOAL:g}, by seed", "Samples/s", "Accuracy at the end"], rows)
-
-
-def seconds_to(goal: float, tests: Sequence[Test]) -> float:
-    """Of the first test that reaches it; infinity if none does."""
-    return next((test.seconds for test in tests if test.value >= goal), math.inf)

@@ -2,11 +2,12 @@
 
 import importlib
 import json
+import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -173,3 +174,22 @@ def test_a_published_figure_that_moves_its_simulated_one_is_called_fitted(
     assert moved
     for old, new in moved:
         assert old.is_fitted or new.simulated == pytest.approx(old.simulated)
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(("is_async", "num_samples"), [(False, 500), (True, 425)])
+def test_rank_0_tells_the_samples_of_its_own_step_in_step_and_else_those_of_all(
+    is_async: bool, num_samples: int
+) -> None:
+    learning_sim = importlib.import_module("learning_sim")
+    rank = SimpleNamespace(is_async=is_async, accuracy=lambda: 0.5)
+    progress = learning_sim.Progress([5, 4, 4, 4])
+    assert learning_sim.told(rank, progress, 2.0) == learning_sim.Test(num_samples, 0.5, 2.0)
+
+
+def test_the_sooner_side_is_compared_on_the_seeds_of_both(finished: ModuleType) -> None:
+    learned = importlib.import_module("learned")
+    fast, slow = ([finished.Test(100.0, 0.5, seconds), finished.Test(200.0, 0.75, 2 * seconds)] for seconds in (1, 3))
+    figure = learned.sooner("fast / slow", {1: fast, 2: fast}, {1: slow, 3: slow}, 0.7, None)
+    assert (figure.ours, figure.theirs, figure.ratio, figure.num_pairs) == (2.0, 6.0, 3.0, 1)
+    assert learned.seconds_to(0.8, fast) == math.inf
