@@ -136,7 +136,6 @@ def keep_curves(panel: str, found: Found, by_time: bool = False) -> None:
     """The points of a panel of the picture, not rounded: picture and tables round the same values, once."""
     kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     kept[panel] = {
-        title: [[round(x, 1), value] for x, value in mean_curve(runs, by_time)]
-        for title, runs in found.items()
+        title: [[round(x, 1), value] for x, value in mean_curve(runs, by_time)] for title, runs in found.items()
     }
     CURVES.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

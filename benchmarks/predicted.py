@@ -204,7 +204,7 @@ def _on_hosts(hosts: Sequence[Any], folder: str, command: str, flags: Sequence[s
 
 
 def _start(folder: str, prefix: Sequence[str], words: Sequence[str]) -> "subprocess.Popen[str]":
-    """What the command keeps goes into `folder`: it is no history of the user's."""
+    """The command keeps its history in `folder`, apart from the user's."""
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE if prefix else "lo", "XDG_STATE_HOME": folder}
     environment = os.environ | own
     command = [*prefix, str(SAMOVAR), *words]

@@ -220,7 +220,7 @@ def acting_window(act: Callable[[int], float], base: type[SimWindow] = SimWindow
             except DeadlineExceeded as error:
                 ended_s = self._fabric.scheduler.now_s
                 if ended_s > max(began_s, virtual_s(deadline)) or f"rank {peer} " not in f"{error} ":
-                    raise WrongWait(f"for rank {peer}, until {deadline.at_s} s: ended at {ended_s} s: {error}") from error
+                    raise WrongWait(f"for rank {peer}, until {deadline.at_s} s: ended {ended_s}: {error}") from error
                 raise
 
         def _act(self) -> None:
