@@ -93,10 +93,6 @@ class Quorum:
     def members(self) -> tuple[int, ...]:
         return tuple(self._members)
 
-    @property
-    def is_over(self) -> bool:
-        return self._phase is _Phase.OVER
-
     def came(self, number: int, hello: Hello, now_s: float) -> None:
         """A worker is at the door."""
         place = f"process {hello.mark.partition('/')[0]}{hello.host and f' on {hello.host}'}"
@@ -312,14 +308,13 @@ class Quorum:
             self.generation += 1
             self._grouped = self.members
         gone, self._gone = tuple(self._gone), []
-        marks, names = tuple(one.hello.mark for one in workers), tuple(one.name for one in workers)
-        hosts, addresses = tuple(one.hello.host for one in workers), tuple(one.address for one in workers)
+        marks, hosts = tuple(one.hello.mark for one in workers), tuple(one.hello.host for one in workers)
+        addresses = tuple(one.address for one in workers)
         is_crowded = len(workers) > len({(one.hello.host, core) for one in workers for core in one.hello.cores})
         self._phase = _Phase.EXCHANGE
         for rank, (number, worker) in enumerate(zip(self._members, workers, strict=True)):
             worker.vote = None
-            place = (self.generation, rank, marks, names, is_crowded)
-            self.send(number, Go(*place, ends, exchanges, gone, hosts, addresses))
+            self.send(number, Go(self.generation, rank, marks, is_crowded, ends, exchanges, gone, hosts, addresses))
         if not exchanges:
             self._end("the job has ended; there is nothing to join")
 

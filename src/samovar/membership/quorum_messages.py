@@ -61,7 +61,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """All have come: exchange now, as `rank` of the ranks with these `marks`, `names` and `hosts`.
+    """All have come: exchange now, as `rank` of the ranks with these `marks` and `hosts`.
 
     A new `generation` needs new windows; between hosts each rank listens at one of the `addresses`. `ends` says that
     all are at their last exchange. Without `exchanges` nobody has stepped since the last one, and this call is the end.
@@ -71,7 +71,6 @@ class Go:
     generation: int
     rank: int
     marks: tuple[str, ...]
-    names: tuple[str, ...]
     oversubscribed: bool
     ends: bool = False
     exchanges: bool = True
