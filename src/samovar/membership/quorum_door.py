@@ -233,6 +233,8 @@ class QuorumDoor(ABC):
     def _post(self, number: int, content: dict[str, Any], *descriptors: int) -> None:
         try:
             send(self._connections[number].link, content, Deadline.after(_MESSAGE_S), descriptors)
+        except InputError as error:
+            self._tell(number, {"kind": "Refused", "why": str(error), "is_input": True})
         except (SamovarError, DeadlineExceeded):
             self._dead.append(number)
 

@@ -225,9 +225,10 @@ def _connect(connection: socket.socket, address: str, deadline: Deadline) -> Non
 def send(
     connection: socket.socket, content: Mapping[str, Any], deadline: Deadline, descriptors: Sequence[int] = ()
 ) -> None:
-    """Raises ConnectionEnded or DeadlineExceeded."""
+    """Raises ConnectionEnded, DeadlineExceeded, or InputError if the message is too long."""
     data = json.dumps(content).encode()
-    assert len(data) <= _MAX_BYTES, f"a message of {len(data)} bytes"
+    if len(data) > _MAX_BYTES:
+        raise InputError(f"a message has {len(data):,} bytes, of at most {_MAX_BYTES:,}; try with fewer workers")
     connection.settimeout(deadline.timeout_s())
     try:
         socket.send_fds(connection, [data], list(descriptors))

@@ -252,6 +252,24 @@ def test_a_worker_that_speaks_another_language_ends_nobody_else(
         first.close()
 
 
+def test_a_message_that_is_too_long_is_told_to_those_that_wait_for_it(job: str, pool: ThreadPoolExecutor) -> None:
+    """Each worker's own mark is short enough, and all of them together are not."""
+    with QuorumServer(job, QuorumSize(2)):
+        hellos = [Hello(place, f"{place}/{'0' * 40_000}", "a net", 30.0) for place in range(2)]
+        first, second = (QuorumSeat(job, hello, packed, unpacked) for hello in hellos)
+        entered = [pool.submit(one.enter) for one in (first, second)]
+        entered[0].result()
+        first.give({})
+        entered[1].result()
+        for exchange in [pool.submit(one.ready, 4, Last.NO) for one in (first, second)]:
+            with pytest.raises(InputError, match=r"a message has 80,\d+ bytes, of at most 60,000; try with fewer"):
+                exchange.result()
+        with pytest.raises(InputError, match="a message has"):
+            first.give({"step": "0" * 70_000})
+        first.close()
+        second.close()
+
+
 def test_a_job_on_several_hosts_refuses_a_worker_that_listens_nowhere(
     job: str, pool: ThreadPoolExecutor, key: Key
 ) -> None:
