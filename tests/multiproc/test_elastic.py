@@ -95,6 +95,8 @@ for step in range(12):
     optimizer.zero_grad()
     replica.backward(model(torch.ones(3, 4)).square().mean())
     replica.step()
+    with replica.busy():
+        pass
     if rank == 1 and step == 5:
         replica.leave()
         break

@@ -4,7 +4,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from samovar.api.elastic_group import ElasticGroups
 from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
 from samovar.api.figures_wanted import FiguresWanted, say
+from samovar.api.heartbeats import beating
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.saving import read_part
@@ -123,14 +124,9 @@ class ElasticReplica(Replica):
         self._end()
         self._seat.close()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """A context for long work of this worker. The others wait for it at the next exchange, while it lives."""
-        self._seat.busy(True)
-        try:
-            yield
-        finally:
-            self._seat.busy(False)
+    def busy(self) -> AbstractContextManager[None]:
+        """A context for long work of this worker, as `Replica.busy`: the others wait for it at the next exchange."""
+        return beating(self._seat.busy)
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """This worker's part of the loader's data, as `Replica.shard`, divided again when workers come or go.

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from samovar.core.clock import Deadline, Prolonged, polled
@@ -40,30 +40,21 @@ class Heartbeats:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """While this is open, waits of the other ranks continue. This rank's own do not: it would prolong them."""
-        ended = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(ended,), name="samovar-heartbeat", daemon=True)
         self._depth += 1
         self._count(_NUM_BUSY, 1)
-        beating.start()
         try:
-            yield
+            with beating(self._beat):
+                yield
         finally:
             self._depth -= 1
-            ended.set()
-            beating.join()
             self._count(_NUM_BUSY, -1)
 
     def close(self) -> None:
         """Let go of the store. Beats are counted nowhere any more."""
         self._store = None
 
-    def _beat(self, ended: threading.Event) -> None:
-        """The first at once, and the last at the end: from then on, this rank has `timeout_s` to meet the others."""
-        while self._count(_BEATS, 1) is not None:
-            self._num_own += 1
-            if ended.is_set():
-                break
-            ended.wait(_BEAT_S)
+    def _beat(self) -> None:
+        self._num_own += self._count(_BEATS, 1) is not None
 
     def _silence_s(self) -> float:
         """The seconds since the last beat of another rank. Waits for one if a rank should send it."""
@@ -85,3 +76,26 @@ class Heartbeats:
         with suppress(SamovarError):
             return None if store is None else store.count(what, amount, Deadline.after(_ANSWER_S))
         return None
+
+
+@contextmanager
+def beating(beat: Callable[[], None]) -> Iterator[None]:
+    """While this is open, a thread calls `beat` each second: at once first, and last at the end.
+
+    From then on, those that wait for this rank give it its whole time to come.
+    """
+    ended = threading.Event()
+
+    def work() -> None:
+        beat()
+        while not ended.wait(_BEAT_S):
+            beat()
+        beat()
+
+    thread = threading.Thread(target=work, name="samovar-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -55,7 +55,6 @@ class _Member:
     last: Last = Last.NO
     is_ready: bool = False
     vote: bool | None = None
-    is_busy: bool = False
     address: Address | None = None  # where it listens for the next generation
     origin: str = ""
 
@@ -142,10 +141,10 @@ class Quorum:
             worker.vote, worker.since_s, worker.address = is_done, now_s, address
             self._go_on(now_s)
 
-    def busy(self, number: int, is_busy: bool, now_s: float) -> None:
-        """A worker begins or ends something else. The others wait for it meanwhile, as long as it lives."""
+    def busy(self, number: int, now_s: float) -> None:
+        """A worker lives, and does something else. From now on, it has its whole time to come to the others."""
         if (worker := self._workers.get(number)) is not None:
-            worker.is_busy, worker.since_s = is_busy, now_s
+            worker.since_s = now_s
 
     def gone(self, number: int, now_s: float) -> None:
         """A worker's process or its connection has ended. A second call does nothing."""
@@ -191,7 +190,7 @@ class Quorum:
         silent = [member for member in self._members if member not in waiting]
         for member in silent if self._giver is None else [self._giver]:
             worker = self._workers[member]
-            if not worker.is_busy and now_s > worker.since_s + worker.hello.timeout_s:
+            if now_s > worker.since_s + worker.hello.timeout_s:
                 self._refuse(member, "it was silent for so long that the others continued without it")
                 self.gone(member, now_s)
 

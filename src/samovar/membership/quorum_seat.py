@@ -166,9 +166,10 @@ class QuorumSeat:
         """Call `lost(rank, name)` for each rank of the last Go that is lost, on another thread, as soon as it is."""
         self._mail.watch(lost)
 
-    def busy(self, is_busy: bool) -> None:
-        """Say that this worker begins or ends something else, for which others wait."""
-        self._tell("busy", {"is_busy": is_busy})
+    def busy(self) -> None:
+        """Say that this worker lives, and does something else. If the launcher is gone, the next message tells why."""
+        with suppress(SamovarError, OSError):
+            send(self._link, {"kind": "busy"}, Deadline.after(0.0))
 
     def close(self) -> None:
         """Leave at once. A second call does nothing."""

@@ -110,7 +110,7 @@ class QuorumServer(QuorumDoor):
                 steps, last = int(content["num_steps"]), Last(content["last"])
                 self._quorum.ready(number, steps, last, now_s, _address(content), str(content["origin"]))
             case "busy":
-                self._quorum.busy(number, bool(content["is_busy"]), now_s)
+                self._quorum.busy(number, now_s)
             case "vote":
                 self._quorum.voted(number, bool(content["is_done"]), now_s, _address(content))
 

@@ -58,9 +58,33 @@ def test_a_rank_that_fell_silent_is_not_awaited(
     ranks: tuple[Heartbeats, Heartbeats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = ranks
-    monkeypatch.setattr(other, "_beat", lambda ended: ended.wait())  # as in a process that is stopped
+    monkeypatch.setattr(other, "_beat", lambda: None)  # as in a process that is stopped
     with other.busy():
         assert own.deadline(0.0).passed()
+
+
+class StallingStore(HashStore):
+    """It does not answer in time to the first beat."""
+
+    has_stalled = False
+
+    def add(self, key: str, amount: int) -> int:
+        if key == heartbeats._BEATS and amount and not self.has_stalled:
+            self.has_stalled = True
+            raise TimeoutError
+        return super().add(key, amount)
+
+
+@pytest.mark.usefixtures("ranks")  # for their short times
+def test_after_a_stall_of_the_store_the_heart_beats_on() -> None:
+    store = StallingStore()
+    own, other = (Heartbeats(Rendezvous(store, "a store", f"rank {rank}")) for rank in range(2))
+    deadline = own.deadline(SHORT_S)
+    with other.busy():
+        for _ in range(5):
+            assert not threading.Event().wait(SHORT_S)
+            assert not deadline.passed()
+    assert store.has_stalled
 
 
 def test_a_busy_rank_does_not_prolong_its_own_waits(ranks: tuple[Heartbeats, Heartbeats]) -> None:

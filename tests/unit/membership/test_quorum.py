@@ -233,13 +233,12 @@ def test_a_worker_that_got_its_state_late_has_its_own_time() -> None:
     assert played.quorum.members == (1, 2)
 
 
-def test_a_busy_worker_is_awaited_and_then_has_its_time_to_come_to_the_exchange() -> None:
+def test_a_busy_worker_is_awaited_while_it_beats_and_then_has_its_time_to_come_to_the_exchange() -> None:
     played = Played(2).begun(1, 2)
-    played.quorum.busy(2, True, 0.0)
     played.ready(1)
-    played.quorum.look(1.0 + 5 * TIMEOUT_S)
-    played.quorum.busy(2, False, 5 * TIMEOUT_S)
-    played.quorum.look(5.9 * TIMEOUT_S)
+    for beat in range(6):
+        played.quorum.busy(2, beat * TIMEOUT_S)
+        played.quorum.look((beat + 0.9) * TIMEOUT_S)
     assert played.got(2) == []
     played.quorum.look(6.1 * TIMEOUT_S)
     assert [type(reply) for reply in played.got(2)] == [Refused]
