@@ -26,13 +26,15 @@ _MARGIN_S: Final = 10.0
 class _Mail:
     """Messages that come by `link`, received by a thread, until `close`.
 
-    Losses are passed on at once, to what `watch` gave; those since the last Go again to what it gives next.
+    Losses are passed on at once, to what `watch` gave for this generation; those since the last Go again to what it
+    gives next.
     """
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._messages: queue.SimpleQueue[LocalMessage | Exception] = queue.SimpleQueue()
         self._lost: dict[int, str] = {}
+        self._generation = 0
         self._tell: Callable[[int, str], None] = lambda _rank, _who: None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._receive, name="samovar-seat", daemon=True)
@@ -76,6 +78,8 @@ class _Mail:
             with self._lock:
                 if kind == "Go":
                     self._lost = {}
+                    if message.content["generation"] != self._generation:  # whose ranks are others
+                        self._generation, self._tell = message.content["generation"], lambda _rank, _who: None
                 elif kind == "Lost":
                     self._lost[message.content["rank"]] = message.content["who"]
                 tell = self._tell

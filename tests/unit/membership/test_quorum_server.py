@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_door import address_of
 from samovar.membership.quorum_messages import Decision, Hello, Last
 from samovar.membership.quorum_relay import QuorumRelay
-from samovar.membership.quorum_seat import QuorumSeat
+from samovar.membership.quorum_seat import QuorumSeat, _Mail
 from samovar.membership.quorum_server import Meeting, QuorumServer
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key, make_key, read_key
@@ -250,6 +251,25 @@ def test_a_worker_that_speaks_another_language_ends_nobody_else(
         first = seat(job, 0)
         assert pool.submit(first.enter).result()[0].is_founder
         first.close()
+
+
+def test_a_loss_among_new_ranks_is_not_told_to_those_of_before() -> None:
+    """It comes after a Go of a new generation, and before this worker has regrouped."""
+    told: list[tuple[str, int]] = []
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mail = _Mail(here)
+    with there:
+        for generation in (1, 1, 2):
+            send(there, {"kind": "Go", "generation": generation}, in_time())
+            assert mail.take(in_time()).content["generation"] == generation
+            if not told:
+                mail.watch(lambda rank, _who: told.append(("first", rank)))
+            send(there, {"kind": "Lost", "rank": generation, "who": "a worker"}, in_time())
+            send(there, {"kind": "Decision"}, in_time())
+            mail.take(in_time())
+        mail.watch(lambda rank, _who: told.append(("second", rank)))
+    mail.close()
+    assert told == [("first", 1), ("first", 1), ("second", 2)]
 
 
 def test_a_message_that_is_too_long_is_told_to_those_that_wait_for_it(job: str, pool: ThreadPoolExecutor) -> None:
