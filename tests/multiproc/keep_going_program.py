@@ -1,6 +1,7 @@
-"""A user's script at a center whose ranks are killed: `keep_going_program.py STRATEGY VICTIM LIVES`.
+"""A user's script at a center whose ranks are killed: `keep_going_program.py STRATEGY VICTIM LIVES [HOW]`.
 
-Rank VICTIM kills itself in each of its first LIVES lives. The others train until it has finished.
+Rank VICTIM kills itself in each of its first LIVES lives, or stops itself if HOW is `stops`. The others train until it
+has finished.
 """
 
 import os
@@ -38,7 +39,7 @@ def main() -> None:
     for number in range(STEPS):
         step()
         if replica.rank == victim and life < lives and number == STEPS // 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if "stops" in sys.argv else signal.SIGKILL)
     if replica.rank == victim:
         ended.touch()
     while not ended.exists() and "lost" not in sys.argv:

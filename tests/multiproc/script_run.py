@@ -1,5 +1,6 @@
 """`samovar run` of small scripts, and the processes that come of it."""
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,13 @@ def run_script(
 def start_script(folder: Path, text: str, num_ranks: int, *flags: object) -> Command:
     """Start a script, to be sent signals."""
     return Command("run", "-n", num_ranks, *flags, write_script(folder, text), folder=folder)
+
+
+def run_impatiently(folder: Path, *words: object) -> Ended:
+    """`samovar run` to its end, which ends a rank that is stopped for half a second."""
+    program = "from samovar.cli import entry, run\nrun._STOPPED_S = 0.5\nentry.main()"
+    with Command("-c", program, "run", *words, folder=folder, program=Path(sys.executable)) as command:
+        return command.wait()
 
 
 def await_told(command: Command, folder: Path, name: str, num_ranks: int) -> list[psutil.Process]:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.multiproc.command import Command
 from tests.multiproc.elastic_program import BATCH, NUM_SAMPLES, PERIOD
-from tests.multiproc.script_run import run_script, start_script, write_script
+from tests.multiproc.script_run import run_impatiently, run_script, start_script, write_script
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 STRATEGIES = ("local-sgd", "diloco", "sync-easgd")
@@ -348,6 +348,30 @@ def test_those_that_joined_train_on_when_the_first_command_has_no_worker_left(tm
             (tmp_path / "go").touch()
             ended, joined = first.wait(), second.wait()
     assert (ended.return_code, joined.return_code) == (0, 0), ended.errors + joined.errors
+
+
+STOPS = """
+import torch, samovar
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+replica = samovar.replicate(model, optimizer, "local-sgd", sync_period_steps=2)
+print("begins")
+while replica.step_count < 8:
+    optimizer.zero_grad()
+    replica.backward(model(torch.ones(3, 4)).square().mean())
+    replica.step()
+    if rank == 1 and replica.step_count == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+replica.finish()
+print("finished")
+"""
+
+
+def test_a_worker_that_is_stopped_is_ended_and_named(tmp_path: Path, job: str) -> None:
+    ended = run_impatiently(tmp_path, "-n", 2, "--elastic", job, "--all-lines", write_script(tmp_path, STOPS))
+    assert ended.return_code == 0, ended.errors
+    assert re.search(r"rank 1 \(on .*\) was stopped by a signal for too long, and was ended after", ended.errors)
+    assert sorted(ended.output.splitlines()) == ["[0] begins", "[0] finished", "[1] begins"]
 
 
 SAVES_AT_A_SIGNAL = """

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.multiproc.command import Ended, run
+from tests.multiproc.script_run import run_impatiently
 
 PROGRAM = Path(__file__).with_name("keep_going_program.py")
 slow = pytest.mark.slow
@@ -36,6 +37,16 @@ def test_a_killed_rank_comes_back_to_the_center(tmp_path: Path, strategy: str, v
     for rank in range(num_ranks):
         assert ended.output.count(f"[{rank}] life 0 of rank {rank} begins") == 1
         assert f"[{rank}] rank {rank} finished" in ended.output
+
+
+def test_a_rank_that_is_stopped_is_ended_and_comes_back_and_no_other_rank_trains_twice(tmp_path: Path) -> None:
+    words = ("-n", 2, "--keep-going", "--oversubscribe", PROGRAM, "shm-easgd", 1, 1, "stops")
+    ended = run_impatiently(tmp_path, *words)
+    assert ended.return_code == 0, ended.errors
+    assert "was stopped by a signal for too long, and was ended after" in ended.errors
+    assert "it is started again (restart 1 of 3)" in ended.errors
+    begun = [line[:20] for line in sorted(ended.output.splitlines()) if "begins" in line]
+    assert begun == ["[0] life 0 of rank 0", "[1] life 0 of rank 1", "[1] life 1 of rank 1"]
 
 
 @slow

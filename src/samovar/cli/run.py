@@ -16,6 +16,7 @@ import typer
 from samovar.cli import flags
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
+from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.device import GPU
 from samovar.core.errors import InputError
 from samovar.core.host import num_available_cpus
@@ -28,6 +29,7 @@ from samovar.launch.limits import require_room
 from samovar.launch.script import ENDING, Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
 from samovar.launcher.placing import count_gpus
+from samovar.launcher.restart_policy import STOPPED_SHARE
 from samovar.membership.kept_memory import KeptMemory
 from samovar.predict.cluster import load_cluster
 from samovar.predict.emulated import emulated
@@ -40,6 +42,7 @@ from samovar.transports.gaspi_library import gaspi_library
 
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
+_STOPPED_S = STOPPED_SHARE * DEFAULT_TIMEOUT_S  # scripts do not say how long theirs wait
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. gpu: one on each."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
@@ -149,6 +152,7 @@ def _launch(
     launch = ScriptLaunch(
         *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart),
         kept=kept,
+        stopped_s=math.inf if kept is None else _STOPPED_S,
     )
     if hosts is None and not isinstance(kept, ElasticRun):
         _warn_of_several(output.say)

@@ -69,7 +69,8 @@ def require_port(port: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnd:
-    """How a rank ended: `return_code` as in RankEnd, or None if the launcher ended it.
+    """How a rank ended: `return_code` as in RankEnd, or None if the launcher ended it. It is that of SIGSTOP if the
+    rank was stopped for too long.
 
     It lasted `seconds`, until `ended_s` on the monotonic clock.
     """
@@ -85,6 +86,7 @@ class ScriptEnd:
 class _Running:
     process_id: int
     started_s: float
+    stood_still: bool = False
 
 
 class Keeper(Protocol):
@@ -117,7 +119,8 @@ class ScriptLaunch(EndPolicy):
     `on_restart(ends, number)` gets the ends. After a signal or code 75, no rank is started again.
 
     With `kept`, a rank that fails is started again by itself, at most `max_restarts` times in all, and the others
-    continue in any case. They share what this launcher keeps: a center, or a quorum.
+    continue in any case. They share what this launcher keeps: a center, or a quorum. A rank that is stopped for
+    `stopped_s` is ended.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class ScriptLaunch(EndPolicy):
         max_restarts: int = 0,
         on_restart: Callable[[Sequence[ScriptEnd], int], None] = lambda _ends, _number: None,
         kept: Keeper | None = None,
+        stopped_s: float = math.inf,
     ) -> None:
         self._command = command
         self._num_ranks = num_ranks
@@ -141,10 +145,10 @@ class ScriptLaunch(EndPolicy):
         self._await_others_s = await_others_s
         self._grace_s = grace_s
         self._settings = settings
-        self._max_restarts = max_restarts
+        self._max_restarts, self._num_restarts = max_restarts, 0
         self._on_restart = on_restart
-        self._num_restarts = 0
         self._kept = kept
+        self.stopped_s = stopped_s
         self._lives: dict[int, int] = {}
         self._meeting = ExitStack()
         self._placement = place(num_ranks, None, most_threads=num_available_cpus())
@@ -322,9 +326,8 @@ class ScriptLaunch(EndPolicy):
         assert self._guard is not None
         self._guard.forget(running.process_id)
         now_s = time.monotonic()
-        self._ends[end.rank] = ScriptEnd(
-            end.rank, running.process_id, end.return_code, now_s - running.started_s, now_s
-        )
+        code = -signal.SIGSTOP if running.stood_still else end.return_code
+        self._ends[end.rank] = ScriptEnd(end.rank, running.process_id, code, now_s - running.started_s, now_s)
         if not self._goes_on(end) or self._num_restarts == self._max_restarts:
             if self._kept is not None:
                 self._kept.ended(self._ends[end.rank])
@@ -333,6 +336,9 @@ class ScriptLaunch(EndPolicy):
         self._lives[end.rank] = self._lives.get(end.rank, 0) + 1
         self._on_restart([self._ends.pop(end.rank)], self._num_restarts)
         return Consequence(counts=False, started=(end.rank - self.first_rank,))
+
+    def stood_still(self, rank: int) -> None:
+        self._running[rank].stood_still = True
 
     def _goes_on(self, failed: RankEnd) -> bool:
         """Whether the others continue without a rank that failed."""

@@ -17,9 +17,8 @@ from samovar.transports.shm import BoardWord, RunBoard
 
 # A rank that fails so waited for another, which may be the cause.
 _WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
-STOOD_STILL = "was stopped by a signal for too long, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
-_STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
+STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
 _LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
 
 
@@ -112,10 +111,10 @@ class RestartPolicy(InStepPolicy):
         self._stopped: set[int] = set()
         self._finished: set[int] = set()
         self._awaited: dict[range, set[int]] = {}  # of groups that come back: whose ends are still to come
-        self.stopped_s = _STOPPED_SHARE * timeout_s
+        self.stopped_s = STOPPED_SHARE * timeout_s
 
     def how(self, end: RankEnd) -> str:
-        return STOOD_STILL if end.rank in self._stopped else super().how(end)
+        return how(-signal.SIGSTOP if end.rank in self._stopped else end.return_code)
 
     def stood_still(self, rank: int) -> None:
         """It was stopped for too long, and is about to be ended."""

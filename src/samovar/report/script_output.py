@@ -361,9 +361,11 @@ def end_sentence(first: End, ends: Sequence[End], host: str, passed_on: Sequence
 
 
 def how(return_code: int | None) -> str:
-    """The way a process ended, as text."""
+    """The way a process ended, as text. No signal kills it as SIGSTOP: that is one which was stopped for too long."""
     if return_code is None:
         return "was ended"
+    if return_code == -signal.SIGSTOP:
+        return "was stopped by a signal for too long, and was ended"
     if return_code >= 0:
         return f"ended with exit code {return_code}"
     hint = ", perhaps by the system for lack of memory," if -return_code == signal.SIGKILL else ""
