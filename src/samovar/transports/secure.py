@@ -90,6 +90,8 @@ class Handshake:
         while (missing := _SECRET_BYTES - len(self.others_secret)) > 0:
             part: list[bytes] = []
             yield from self._complete(partial(self._tls.read, missing), part)
+            if not part[0]:
+                raise ssl.SSLError("closed")
             self.others_secret += part[0]
         if self._is_server:
             self._tls.write(self.own_secret)
