@@ -8,9 +8,11 @@ sums     joins twice and adds up, prints what it found as JSON
 beside   joins after torch's own process group was made, and uses both
 grouped  the same, as a launcher that sets WORLD_SIZE but no RANK makes the group
 early    as `sums`, but rank 0 ends while the others still work
+forks    as `sums`, but in the middle rank 0 forks a process that ends as a program does
 """
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -36,7 +38,7 @@ def main() -> None:
         print("here", flush=True)
         sys.stdin.readline()
     try:
-        {"sums": sums, "beside": beside, "grouped": grouped, "early": early}[sys.argv[1]](timeout_s)
+        {"sums": sums, "beside": beside, "grouped": grouped, "early": early, "forks": forks}[sys.argv[1]](timeout_s)
     except SamovarError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -96,6 +98,19 @@ def early(timeout_s: float) -> None:
     add_up(joined, 10)
     if joined.group.rank > 0:
         sys.stdin.readline()
+    print(json.dumps({"rank": joined.group.rank}))
+
+
+def forks(timeout_s: float) -> None:
+    joined = join_group(timeout_s)
+    add_up(joined, 10)
+    if joined.group.rank == 0:
+        child = os.fork()
+        if not child:
+            _native.die_with_parent()
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+    add_up(joined, 1000)
     print(json.dumps({"rank": joined.group.rank}))
 
 

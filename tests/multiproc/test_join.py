@@ -136,6 +136,15 @@ def test_ranks_of_one_host_can_meet_as_if_they_were_far_apart(
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600] * has_key_file
 
 
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_a_forked_process_that_ends_takes_nothing_with_it(port: int, transport: str) -> None:
+    """It has its parent's sockets, and none of its threads."""
+    program = (sys.executable, PROGRAM, "forks")
+    variables = {"SAMOVAR_TRANSPORT": transport}
+    with started([(program, variables_of(rank, 2, port) | variables, ()) for rank in range(2)]) as ranks:
+        assert [said(rank)["rank"] for rank in ranks] == [0, 1]
+
+
 @pytest.mark.slow
 def test_transports_that_differ_are_named(port: int) -> None:
     chosen: tuple[dict[str, str], ...] = ({"SAMOVAR_TRANSPORT": "tcp"}, {})

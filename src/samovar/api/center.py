@@ -1,5 +1,6 @@
 """The center that workers at their own speed share, in memory of the job's ranks or in a box."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +89,7 @@ class SharedCenter:
         self._ranks = _ranks(processes, self._kept, self.deadline)
         self.joins = processes.is_back or (choice is not None and choice.joins)
         self._session = self._open(processes, config, layout, choice)
-        self._is_member, self._num_meetings = True, 0
+        self._member_process, self._num_meetings = os.getpid(), 0
         seat = self._session.seat
         self._members = BoxMembers(seat.board, seat.member, self._ranks.all, RunSteps(MEAN, 0), 0, _LOOK_S)
         self._pushers = partial(_pushers, config.group_size or 1)
@@ -171,7 +172,12 @@ class SharedCenter:
         return [rank for rank, row in self._rows().items() if not row.progress.finished]
 
     def leave(self, strategy: CenterSteps) -> None:
-        """Bring updates under way to the center, and give the seat back. Waits for no other rank."""
+        """Bring updates under way to the center, and give the seat back. Waits for no other rank.
+
+        A forked process does neither: the seat is its parent's.
+        """
+        if self._member_process != os.getpid():
+            return
         self.deadline.is_leaving = True
         try:
             self.drain(strategy)
@@ -180,8 +186,8 @@ class SharedCenter:
 
     def close(self) -> None:
         """Give the seat back, once."""
-        if self._is_member:
-            self._is_member = False
+        if self._member_process == os.getpid():
+            self._member_process = 0
             self._session.close()
 
     def drain(self, strategy: CenterSteps) -> None:

@@ -59,6 +59,7 @@ class Joined:
     connect_near: ConnectNear | None = None
     emulated: Emulated | None = None
     _closing: ExitStack = field(default_factory=ExitStack, repr=False)
+    _process_id: int = field(default_factory=os.getpid, repr=False)
 
     @property
     def host(self) -> Host:
@@ -71,10 +72,12 @@ class Joined:
     def close(self) -> None:
         """End background work, and release sockets and shared memory. Never waits for other ranks.
 
-        The interpreter's exit calls it too. A second call does nothing.
+        The interpreter's exit calls it too. A second call does nothing, nor does one in a forked process: the sockets
+        are still its parent's, and threads that it would wait for are not there.
         """
         atexit.unregister(self.close)
-        self._closing.close()
+        if os.getpid() == self._process_id:
+            self._closing.close()
 
 
 def join_group(

@@ -4,10 +4,12 @@ The only file below the rooms of training that imports torch.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import distributed
@@ -25,6 +27,7 @@ _Group: TypeAlias = Any  # torch gives its process groups no types, and builds w
 _LOOPBACK = "127.0.0.1"
 # How long NCCL may take to close, for which it may wait for other hosts.
 _CLOSING_S, _PAUSE_S = 5.0, 0.01
+_threaded: WeakSet[Any] = WeakSet()  # PyTorch's objects that have threads
 
 
 def open_store(
@@ -77,6 +80,7 @@ class JobStore:
     """
 
     def __init__(self, store: Store, place: str) -> None:
+        _threaded.add(store)
         self._store = store
         self._place = place
         self.address = _host_of(store)
@@ -119,6 +123,7 @@ class JobStore:
         group.allreduce([ones]).wait()
         if int(ones.item()) != world_size:
             raise RuntimeError(f"NCCL added {world_size} ones and found {ones.item()}")
+        _threaded.add(group)
         return group
 
 
@@ -129,6 +134,7 @@ class Gloo:
     """
 
     def __init__(self, group: _Group) -> None:
+        _threaded.add(group)
         self._group = group
 
     def all_reduce(self, array: Array) -> "_InPlace":
@@ -165,6 +171,10 @@ class _InPlace:
 def _keep(thing: object) -> None:
     """Have it go with the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+# A forked process lacks the threads, for which a destructor would wait there, or end the process.
+os.register_at_fork(after_in_child=lambda: [*map(_keep, _threaded)])
 
 
 class NearCollectives:

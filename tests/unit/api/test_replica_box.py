@@ -1,6 +1,7 @@
 """A replica at boxes of this process: the same weights from one box and from several, and what others see of it."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,6 +76,22 @@ def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[Endpoint
         assert (row.progress.steps, row.progress.samples) == (3 * SAMPLES // BATCH, 3 * SAMPLES)
         assert row.progress.samples_per_s > 0
         assert math.isfinite(row.progress.loss)
+
+
+def test_a_forked_process_that_closes_leaves_its_parent_the_seat(team: ProcessGroup, places: list[Endpoint]) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    choice = BoxChoice(Endpoints(tuple(places[1:2])), "forked", joins=False)
+    with Replica(model, optimizer, team, StrategyConfig("async-sgd"), 20.0, choice) as replica:
+        child = os.fork()
+        if not child:
+            try:
+                replica._exchange._duties.leave()  # type: ignore[attr-defined]
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        (row,) = look_at(places[1], "forked", "test", Deadline.after(20)).rows
+        assert row.is_alive
 
 
 def test_a_job_that_comes_to_a_box_tells_the_groups_and_the_rate_that_it_uses(
