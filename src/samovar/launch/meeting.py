@@ -17,7 +17,7 @@ from samovar.core.group import Host, JobHosts
 from samovar.core.plain import from_plain, to_plain
 from samovar.launch.agent_store import ask_place, tell_place
 from samovar.transports.keys import copy_in_memory, key_path, make_key, make_key_in_memory, read_key
-from samovar.transports.links import HostLink, link_to, next_link
+from samovar.transports.links import HostLink, door, link_to
 from samovar.transports.rendezvous import listen_at
 from samovar.transports.tcp_listen import address_of, listen
 
@@ -146,7 +146,7 @@ class _Host0:
             )
         hellos: dict[int, HostHello] = {0: self._own}
         links: dict[int, HostLink] = {}
-        with listener:
+        with door(listener, key) as next_link:
             if place.store is not None:
                 here = (place.address, address_of(listener)[1])
                 tell_place(place.address, place.port, place.store, here, self._timeout_s)
@@ -156,7 +156,7 @@ class _Host0:
                 if (why := place.watch()) is not None:
                     self._refuse(links, InputError(f"{self._who}: {why}"))
                 look = Deadline(min(deadline.at_s, Deadline.after(_LOOK_S).at_s))
-                if (came := next_link(listener, key, look)) is not None:
+                if (came := next_link(look)) is not None:
                     self._take(*came, hellos, links, closing)
         return hellos, links
 

@@ -15,7 +15,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.launch.identity import own_key_file
 from samovar.launch.meeting import HostPlace, refusal
 from samovar.transports.keys import read_key
-from samovar.transports.links import next_link
+from samovar.transports.links import door
 from samovar.transports.rendezvous import addresses_towards, is_loopback, leads_here_alone
 from samovar.transports.tcp_listen import address_of, listen
 
@@ -147,12 +147,13 @@ def _end(started: _Started, address: tuple[str, int], key_file: Path | None) -> 
     """Wait for the others. One that was still loading comes to `address` now, and is sent away."""
     deadline, why = Deadline.after(_ENDING_S), refusal("host 0 has ended before this host came")
     try:
-        with suppress(SamovarError), listen(*address) as listener:
+        with suppress(SamovarError):
             key = None if key_file is None else read_key(key_file)
-            while any(process.poll() is None for _, process in started) and not deadline.passed():
-                if (came := next_link(listener, key, Deadline.after(_LOOK_S))) is not None:
-                    with closing(came[0]) as link, suppress(SamovarError):
-                        link.send(why, deadline)
+            with door(listen(*address), key) as next_link:
+                while any(process.poll() is None for _, process in started) and not deadline.passed():
+                    if (came := next_link(Deadline.after(_LOOK_S))) is not None:
+                        with closing(came[0]) as link, suppress(SamovarError):
+                            link.send(why, deadline)
         for _, process in started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(deadline.remaining_s())

@@ -6,11 +6,11 @@ With a key, a connection is authenticated and encrypted (`samovar.transports.sec
 import json
 import queue
 import socket
-import ssl
 import struct
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy as np
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.keys import Key
-from samovar.transports.secure import Failing, SecureChannel, accepted, connect_once, has_arrived, prepare, reached
+from samovar.transports.secure import Failing, SecureChannel, connect_once, has_arrived, prepare, reached
+from samovar.transports.tcp_listen import Listener
 
 _HEAD: Final = struct.Struct("<8sQQ")  # magic, bytes of JSON, bytes behind it
 _MAGIC: Final = b"samovarL"
@@ -176,25 +177,56 @@ def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadl
     return reached(address, who, peer, attempt, deadline)
 
 
-def next_link(listener: socket.socket, key: Key | None, deadline: Deadline) -> tuple[HostLink, dict[str, Any]] | None:
-    """The next connection at `listener`, and its first message; None if a stranger came, or nobody by the deadline."""
-    listener.settimeout(deadline.timeout_s())
+_Taken = tuple[HostLink, dict[str, Any]] | None
+
+
+@contextmanager
+def door(listening: socket.socket, key: Key | None) -> Iterator[Callable[[Deadline], _Taken]]:
+    """Takes in the connections that come to `listening`; closes it, and those that nobody took, at the end.
+
+    A call with a deadline gives the next one and its first message; None if a stranger came, or nobody in time. With a
+    key strangers hold nobody up.
+    """
+    if key is None:
+        with listening:
+            yield partial(_next_plain, listening)
+        return
+    channels: queue.SimpleQueue[SecureChannel] = queue.SimpleQueue()
+    listener = Listener(listening, key, channels.put)
     try:
-        connection, (host, port, *_) = listener.accept()
+        yield partial(_next_sealed, channels)
+    finally:
+        listener.close()
+        while not channels.empty():
+            channels.get().close()
+
+
+def _next_plain(listening: socket.socket, deadline: Deadline) -> _Taken:
+    listening.settimeout(deadline.timeout_s())
+    try:
+        connection, (host, port, *_) = listening.accept()
     except OSError:
         return None
-    peer, limit = f"{host}:{port}", Deadline.after(_STRANGER_S)  # its own: a look may be nearly over
-    own_address = str(connection.getsockname()[0])
     try:
         with suppress(OSError):
             prepare(connection)
-        channel = _Plain(connection, peer) if key is None else _Sealed(accepted(connection, key, peer, limit))
-    except (ssl.SSLError, OSError):
+        channel = _Plain(connection, f"{host}:{port}")
+    except OSError:
         connection.close()
         return None
-    link = HostLink(channel, peer, own_address)
+    return _first_word(HostLink(channel, f"{host}:{port}", str(connection.getsockname()[0])))
+
+
+def _next_sealed(channels: "queue.SimpleQueue[SecureChannel]", deadline: Deadline) -> _Taken:
     try:
-        return link, link.receive(limit)[0]
+        return _first_word(sealed_link(channels.get(timeout=deadline.timeout_s())))
+    except queue.Empty:
+        return None
+
+
+def _first_word(link: HostLink) -> _Taken:
+    try:
+        return link, link.receive(Deadline.after(_STRANGER_S))[0]  # its own limit: a look may be nearly over
     except SamovarError:
         link.close()
         return None

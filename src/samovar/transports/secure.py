@@ -345,18 +345,6 @@ def connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> S
         raise
 
 
-def accepted(connection: socket.socket, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
-    """A channel on a connection that came in from `peer`. Raises ssl.SSLError if it has another key, OSError."""
-    handshake = Handshake(key, is_server=True)
-    try:
-        _complete(connection, handshake, deadline)
-    except ssl.SSLError:
-        with suppress(OSError):
-            connection.sendall(handshake.last_words())
-        raise
-    return SecureChannel(connection, handshake, peer)
-
-
 def _complete(connection: socket.socket, handshake: Handshake, deadline: Deadline) -> None:
     while not handshake.is_over:
         connection.settimeout(deadline.timeout_s())

@@ -1,15 +1,17 @@
 """Connections between launchers: content of any size arrives, and nothing that nobody takes holds up the end."""
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.keys import Key
-from samovar.transports.links import MOST_BYTES, HostLink, Inbox, link_to, next_link, sealed_link
+from samovar.transports.links import MOST_BYTES, HostLink, Inbox, door, link_to, sealed_link
+from samovar.transports.secure import ConnectionLost
 from samovar.transports.tcp_listen import address_of, listen
 from tests.unit.transports.test_secure import Receiver, connected, receiver
 
@@ -24,10 +26,11 @@ def in_time() -> Deadline:
 @pytest.fixture
 def pair() -> Iterator[tuple[HostLink, HostLink]]:
     """Both ends of a connection without a key."""
-    with listen() as listener:
+    listener = listen()
+    with door(listener, None) as next_link:
         near = link_to(address_of(listener), None, "host 1", in_time())
         near.send({"is": "hello"}, in_time())
-        found = next_link(listener, None, in_time())
+        found = next_link(in_time())
     assert found is not None
     yield near, found[0]
     near.close()
@@ -49,9 +52,10 @@ def test_a_content_of_any_size_comes_as_it_was(
 def test_who_comes_at_the_end_of_a_look_has_time_to_speak() -> None:
     """Host 0 looks for half a second at a time, and a host takes some time from its connection to its first word."""
     found: list[object] = []
-    with listen() as listener:
+    listener = listen()
+    with door(listener, None) as next_link:
         near = link_to(address_of(listener), None, "host 1", in_time())
-        looking = threading.Thread(target=lambda: found.append(next_link(listener, None, Deadline.after(0.0))))
+        looking = threading.Thread(target=lambda: found.append(next_link(Deadline.after(0.0))))
         looking.start()
         looking.join(0.05)
         near.send({"is": "hello"}, in_time())
@@ -61,6 +65,30 @@ def test_who_comes_at_the_end_of_a_look_has_time_to_speak() -> None:
     assert isinstance(came, tuple)
     assert came[1] == {"is": "hello"}
     came[0].close()
+
+
+def test_strangers_that_say_nothing_keep_no_holder_of_the_key_out(key: Key) -> None:
+    """Each may take five seconds, and come again."""
+    listener = listen()
+    with ExitStack() as stack:
+        next_link = stack.enter_context(door(listener, key))
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(address_of(listener), TIMEOUT_S))
+        near = link_to(address_of(listener), key, "host 1", in_time())
+        stack.callback(near.close)
+        near.send({"is": "hello"}, in_time())
+        found = next_link(in_time())
+        assert found is not None
+        stack.callback(found[0].close)
+        assert found[1] == {"is": "hello"}
+
+
+def test_a_holder_of_the_key_that_nobody_takes_hears_so_at_the_end(key: Key) -> None:
+    listener = listen()
+    with door(listener, key):
+        near = link_to(address_of(listener), key, "host 1", in_time())
+    with closing(near), pytest.raises(ConnectionLost):
+        near.receive(in_time())
 
 
 def test_a_wait_for_ever_outlasts_the_systems_longest(
