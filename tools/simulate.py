@@ -18,7 +18,7 @@ A seed runs one case of each kind:
 Many seeds share all cores. Every hundredth seed is played twice, and must have the same events. Of a failing case with
 faults, a schedule with as few of them as possible is found, and told.
 
-The last command times the simulator itself, with unsegmented all-reduces that only count bytes.
+The last command times the simulator itself, with all-reduces that only count bytes.
 """
 
 import argparse
@@ -208,7 +208,7 @@ def show_timing(collective: str, num_ranks: int, num_runs: int, num_bytes: int) 
 
 
 def many_all_reduces(collective: str, num_ranks: int, num_runs: int, num_bytes: int) -> SimRun[None]:
-    """Unsegmented all-reduces, one after the other, on a simulated cluster."""
+    """All-reduces, one after the other, on a simulated cluster."""
     config = SimConfig(machine=CLUSTER, check=False, counted_above_bytes=0)
     return simulate(partial(all_reduces, collective, num_runs, num_bytes), num_ranks, config)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samovar.collectives.plan import ChunkPlace, Plan, PlanFunction, segmented
+from samovar.collectives.plan import ChunkPlace, Plan, PlanFunction
 from samovar.collectives.plans import (
     direct_all_reduce,
     direct_reduce_scatter,
@@ -67,14 +67,6 @@ COLLECTIVES: dict[str, Collective] = {
     "all-gather": Collective(ring_all_gather, orders.all_gather),
     "broadcast": Collective(tree_broadcast, orders.first),
     "barrier": Collective(dissemination_barrier, orders.first),
-    "ring in 3": Collective(segmented(ring_all_reduce, 3), orders.ring),
-    "tree in 4": Collective(segmented(tree_all_reduce, 4), orders.binomial_tree),
-    "halving-doubling in 2": Collective(segmented(halving_doubling_all_reduce, 2), orders.halving_doubling),
-    "two-level in 3": Collective(
-        segmented(TWO_LEVEL_RING, 3),
-        partial(orders.two_level, host_size=4, between=partial(orders.ring, num_segments=3)),
-    ),
-    "reduce-scatter in 2": Collective(segmented(ring_reduce_scatter, 2), orders.reduce_scatter),
 }
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 NUM_RUNS = 3

@@ -14,14 +14,14 @@ def first(shares: list[Array]) -> Array:
     return shares[0]
 
 
-def ring(shares: list[Array], num_segments: int = 1) -> Array:
-    """Chunk c: x_{c-1} + (... + (x_{c+1} + x_c)); in segments, each is divided as the whole was."""
-    return _around(shares, num_segments, first_distance=0)
+def ring(shares: list[Array]) -> Array:
+    """Chunk c: x_{c-1} + (... + (x_{c+1} + x_c))."""
+    return _around(shares, first_distance=0)
 
 
 def reduce_scatter(shares: list[Array]) -> Array:
     """Chunk c: x_c + (x_{c-1} + (... + (x_{c+2} + x_{c+1})))."""
-    return _around(shares, 1, first_distance=1)
+    return _around(shares, first_distance=1)
 
 
 def all_gather(shares: list[Array]) -> Array:
@@ -93,13 +93,11 @@ def parts(shares: Sequence[Array]) -> list[slice]:
     return [slice(c * size // count, (c + 1) * size // count) for c in range(count)]
 
 
-def _around(shares: list[Array], num_segments: int, first_distance: int) -> Array:
-    world_size, size = len(shares), len(shares[0])
-    num_cells = num_segments * world_size
+def _around(shares: list[Array], first_distance: int) -> Array:
+    world_size = len(shares)
     result = np.empty_like(shares[0])
-    for cell in range(num_cells):
-        part = slice(cell * size // num_cells, (cell + 1) * size // num_cells)
-        start = cell % world_size + first_distance
+    for chunk, part in enumerate(parts(shares)):
+        start = chunk + first_distance
         total = shares[start % world_size][part]
         for distance in range(1, world_size):
             total = shares[(start + distance) % world_size][part] + total

@@ -6,7 +6,7 @@ from math import ceil, log2
 import pytest
 
 from samovar.collectives.cost import Cost, cost
-from samovar.collectives.plan import Plan, PlanFunction, Put, Wait, segmented
+from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
 from samovar.collectives.plans import (
     direct_all_reduce,
     direct_reduce_scatter,
@@ -156,22 +156,6 @@ def test_two_level(between: PlanFunction, host_size: int) -> None:
         full = world_size % host_size == 0 and host_size == sum(arity**level for level in range(levels + 1))
         most = (arity + 1) * levels + network.steps
         assert both.steps == most if full else network.steps <= both.steps <= most
-
-
-@pytest.mark.parametrize("function", ALL_REDUCES)
-def test_segments_send_the_same_bytes(function: PlanFunction) -> None:
-    for world_size in WORLD_SIZES:
-        elements = 64 * 4 * world_size * 3
-        whole = counted(function, world_size, elements)
-        parts = counted(segmented(function, 4), world_size, elements)
-        assert parts.num_messages == 4 * whole.num_messages
-        assert whole.steps <= parts.steps <= 4 * whole.steps
-        assert sum(parts.bytes_sent) == sum(whole.bytes_sent)
-
-
-@each_world_size
-def test_a_ring_in_segments(world_size: int) -> None:
-    assert counted(segmented(ring_all_reduce, 3), world_size, 1).steps == 3 * 2 * (world_size - 1)
 
 
 def test_a_deadlock_is_told_with_who_waits() -> None:

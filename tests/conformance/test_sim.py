@@ -8,10 +8,8 @@ SMALL_WORLDS = (*range(1, 10), 16)
 LARGE_WORLDS = (32, 64)
 MANY_MESSAGES = (
     "ring",
-    "ring in 3",
     "ring in parts",
     "reduce-scatter",
-    "reduce-scatter in 2",
     "all-gather",
 )  # the square of the ranks
 SIZES = (0, 1, 3, 1001)

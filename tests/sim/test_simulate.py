@@ -28,8 +28,8 @@ def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
 
 
 CASES: dict[str, Any] = {
-    "plans": SimCase(7, "tree in 4", 5, 64, "float64"),
-    "native": SimCase(7, "tree in 4", 5, 64, "float64"),
+    "plans": SimCase(7, "3-ary tree", 5, 64, "float64"),
+    "native": SimCase(7, "3-ary tree", 5, 64, "float64"),
     "steps": StepsCase(7, "full, one owner", "kary-tree", 4, 1),
     "centers": CenterCase(7, "hybrid-easgd", 4, 3, 2, 31, True),
     "mapped": CenterCase(7, "async-easgd", 4, 3, 2, 31, False, True),

@@ -17,7 +17,6 @@ from samovar.collectives.plan import (
     Wait,
     idle,
     renumbered,
-    segmented,
     sequence,
 )
 from samovar.collectives.tree import (
@@ -348,7 +347,6 @@ REDUCE_SCATTERS: dict[str, PlanFunction] = {"direct": direct_reduce_scatter, "ri
 ALL_REDUCE_NAMES = (*ALL_REDUCES, "two-level")
 
 
-def all_reduce(name: str, *, host_size: HostSizes, num_segments: int = 1) -> PlanFunction:
+def all_reduce(name: str, *, host_size: HostSizes) -> PlanFunction:
     """The plan function behind a value of `--collective`; only two-level looks at `host_size`, the ranks of a host."""
-    function = two_level(host_size) if name == "two-level" else ALL_REDUCES[name]
-    return segmented(function, num_segments) if num_segments > 1 else function
+    return two_level(host_size) if name == "two-level" else ALL_REDUCES[name]

@@ -10,7 +10,7 @@ import pytest
 from samovar.collectives.cost import cost
 from samovar.collectives.encoded import CODECS, Codec, EncodedChannel, completed_cells, encodable
 from samovar.collectives.execute import Channel
-from samovar.collectives.plan import PlanFunction, Put, segmented
+from samovar.collectives.plan import PlanFunction, Put
 from samovar.collectives.plans import ALL_REDUCES, halving_doubling_all_reduce, two_level
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
@@ -21,7 +21,6 @@ SIZE, NUM_RUNS = 1500, 3
 PLANS: dict[str, PlanFunction] = {name: encodable(name, 0) for name in ALL_REDUCES} | {
     "two-level": two_level(2),
     "two-level halving": two_level(2, between=halving_doubling_all_reduce),
-    "ring in 3": segmented(encodable("ring", 0), 3),
 }
 Found = tuple[list[np.ndarray], list[np.ndarray], list[int]]
 

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait, segmented
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
 from samovar.collectives.plans import (
     dissemination_barrier,
     halving_doubling_all_reduce,
     ring_all_gather,
-    ring_all_reduce,
     ring_reduce_scatter,
     two_level,
 )
@@ -31,8 +30,6 @@ FUNCTIONS: dict[str, PlanFunction] = {
     "ring in parts": cases.COLLECTIVES["ring in parts"].function,
     "two-level": two_level(4),
     "two-level halving": two_level(3, between=halving_doubling_all_reduce),
-    "ring in 3": segmented(ring_all_reduce, 3),
-    "halving-doubling in 2": segmented(halving_doubling_all_reduce, 2),
 }
 WORLD_SIZES = [*range(1, 18), 31, 32, 33, 64]
 NUM_RUNS = 3

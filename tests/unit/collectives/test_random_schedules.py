@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
-from samovar.collectives.plan import Notify, Plan, PlanFunction, Put, Reduce, Wait, segmented
+from samovar.collectives.plan import Notify, Plan, PlanFunction, Put, Reduce, Wait
 from samovar.collectives.plans import halving_doubling_all_reduce, ring_all_reduce, two_level
 from samovar.collectives.tree import kary_tree_all_reduce, tree_all_reduce
 from tests.conformance import cases, orders
@@ -67,40 +67,26 @@ world_sizes, sizes, seeds = st.integers(1, 13), st.integers(0, 50), st.integers(
 
 
 @settings(max_examples=60)
-@given(two_level_settings, st.integers(1, 4), world_sizes, sizes, seeds)
-def test_two_levels_of_any_host_size_in_any_number_of_segments(
-    choice: tuple[int, tuple[PlanFunction, Order]], num_segments: int, world_size: int, size: int, seed: int
+@given(two_level_settings, world_sizes, sizes, seeds)
+def test_two_levels_of_any_host_size(
+    choice: tuple[int, tuple[PlanFunction, Order]], world_size: int, size: int, seed: int
 ) -> None:
     host_size, (between, between_order) = choice
-    if between is ring_all_reduce:
-        between_order = partial(orders.ring, num_segments=num_segments)
     order = partial(orders.two_level, host_size=host_size, between=between_order)
-    assert_exact(segmented(two_level(host_size, between), num_segments), order, world_size, size, seed)
+    assert_exact(two_level(host_size, between), order, world_size, size, seed)
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 14), st.integers(1, 5), world_sizes, sizes, seeds)
-def test_trees_of_any_arity_in_any_number_of_segments(
-    arity: int, num_segments: int, world_size: int, size: int, seed: int
-) -> None:
-    function = segmented(partial(kary_tree_all_reduce, arity=arity), num_segments)
+@given(st.integers(1, 14), world_sizes, sizes, seeds)
+def test_trees_of_any_arity(arity: int, world_size: int, size: int, seed: int) -> None:
+    function = partial(kary_tree_all_reduce, arity=arity)
     assert_exact(function, partial(orders.kary_tree, arity=arity), world_size, size, seed)
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(["ring", "tree", "halving-doubling", "direct"]), st.integers(1, 6), world_sizes, sizes, seeds)
-def test_segments_of_these_plans_change_no_bit(
-    collective: str, num_segments: int, world_size: int, size: int, seed: int
-) -> None:
-    whole = cases.COLLECTIVES[collective]
-    assert_exact(segmented(whole.function, num_segments), whole.order, world_size, size, seed)
 
 
 @pytest.mark.parametrize("name", registry.ALL_REDUCE_NAMES)
 def test_every_all_reduce_has_a_name(name: str) -> None:
     whole = two_level(4) if name == "two-level" else cases.COLLECTIVES[name.replace("kary-tree", "kary tree")].function
     assert registry.all_reduce(name, host_size=4)(1, 6) == whole(1, 6)
-    assert registry.all_reduce(name, host_size=4, num_segments=2)(1, 6) == segmented(whole, 2)(1, 6)
 
 
 def hasty_put() -> list[Plan]:
