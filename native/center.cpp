@@ -1,7 +1,5 @@
 #include "center.hpp"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <string>
@@ -54,12 +52,6 @@ void store_entry(CenterEntry* place, const CenterEntry& entry) {
 }
 
 }  // namespace
-
-std::uint64_t monotonic_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
-}
 
 // The slot that a chunk is in, the one that it is made in, and where its elements lie in the member's arrays.
 struct Chunk {

@@ -32,8 +32,6 @@ struct Patience {
   const std::atomic<bool>* gives_up = nullptr;
 };
 
-std::uint64_t monotonic_ns();
-
 // Chunks [first, first + count).
 struct ChunkRange {
   std::uint64_t first;

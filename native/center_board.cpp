@@ -36,11 +36,7 @@ void check_members(std::uint64_t max_members) {
 
 void CenterBoard::create(int fd, std::uint32_t max_members) {
   check_members(max_members);
-  int error = 0;
-  do {
-    error = posix_fallocate(fd, 0, static_cast<off_t>(file_bytes(max_members)));
-  } while (error == EINTR);
-  if (error != 0) throw std::system_error(error, std::generic_category(), "shared memory cannot be allocated");
+  grow_file(fd, 0, file_bytes(max_members));
   const Mapping mapping(fd, 0, sizeof(Header));
   auto& header = *reinterpret_cast<Header*>(mapping.data());
   header.format = kFormat;

@@ -138,11 +138,7 @@ void CenterFile::create(int fd, const CenterShape& shape) {
   check_shape(shape);
   const Places places = places_of(shape);
   check_memory(places.file_bytes);
-  int error = 0;
-  do {
-    error = posix_fallocate(fd, 0, static_cast<off_t>(places.file_bytes));
-  } while (error == EINTR);
-  if (error != 0) throw std::system_error(error, std::generic_category(), "shared memory cannot be allocated");
+  grow_file(fd, 0, places.file_bytes);
   const Mapping mapping(fd, 0, places.slots);
   auto& header = *reinterpret_cast<Header*>(mapping.data());
   header.format = kFormat;

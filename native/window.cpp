@@ -52,12 +52,6 @@ std::uint64_t slots_end(std::uint32_t world_size, std::uint32_t num_slots) {
 
 WindowHeader& header_of(const Mapping& mapping) { return *reinterpret_cast<WindowHeader*>(mapping.data()); }
 
-std::uint64_t now_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
-}
-
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -76,7 +70,19 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Growing only: safe from every rank at once, and a full tmpfs fails here instead of as SIGBUS later.
+bool claim(std::atomic<std::uint64_t>& word, std::uint64_t value) {
+  std::uint64_t expected = 0;
+  return word.compare_exchange_strong(expected, value) || expected == value;
+}
+
+}  // namespace
+
+std::uint64_t monotonic_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
+}
+
 void grow_file(int fd, std::uint64_t offset, std::uint64_t size) {
   int error = 0;
   do {
@@ -84,13 +90,6 @@ void grow_file(int fd, std::uint64_t offset, std::uint64_t size) {
   } while (error == EINTR);
   if (error != 0) throw std::system_error(error, std::generic_category(), "shared memory cannot be allocated");
 }
-
-bool claim(std::atomic<std::uint64_t>& word, std::uint64_t value) {
-  std::uint64_t expected = 0;
-  return word.compare_exchange_strong(expected, value) || expected == value;
-}
-
-}  // namespace
 
 Mapping::Mapping(int fd, std::size_t offset, std::size_t size) : data_(nullptr), size_(size) {
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
@@ -159,8 +158,8 @@ std::uint32_t Segment::rings(std::uint32_t rank) const { return doorbell(rank).r
 
 void Segment::wait_ring(std::uint32_t rank, std::uint32_t seen, std::uint64_t spin_ns, std::uint64_t timeout_ns) const {
   Doorbell& bell = doorbell(rank);
-  const std::uint64_t start = now_ns();
-  while (now_ns() - start < spin_ns) {
+  const std::uint64_t start = monotonic_ns();
+  while (monotonic_ns() - start < spin_ns) {
     if (bell.rings.load() != seen) return;
     relax();
   }
@@ -277,16 +276,16 @@ std::uint64_t Window::slot(std::uint32_t slot) const {
 template <typename Ready>
 bool Window::wait_until(Ready ready, std::uint64_t timeout_ns) {
   if (ready()) return true;
-  const std::uint64_t start = now_ns();
+  const std::uint64_t start = monotonic_ns();
   const std::uint64_t spin = std::min(spin_ns_, timeout_ns);
-  while (now_ns() - start < spin) {
+  while (monotonic_ns() - start < spin) {
     if (ready()) return true;
     relax();
   }
   Doorbell& bell = segment_->doorbell(rank_);
   bell.sleepers.fetch_add(1);
   bool done = false;
-  for (std::uint64_t waited = now_ns() - start; waited < timeout_ns; waited = now_ns() - start) {
+  for (std::uint64_t waited = monotonic_ns() - start; waited < timeout_ns; waited = monotonic_ns() - start) {
     const std::uint32_t rings = bell.rings.load();
     if ((done = ready())) break;
     futex_wait(bell.rings, rings, timeout_ns - waited);

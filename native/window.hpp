@@ -42,6 +42,11 @@ struct alignas(kLineBytes) Slot {
   std::atomic<std::uint64_t> value;
 };
 
+std::uint64_t monotonic_ns();
+
+// Growing only: safe from every rank at once, and a full tmpfs fails here instead of as SIGBUS later.
+void grow_file(int fd, std::uint64_t offset, std::uint64_t size);
+
 // A range of a file mapped shared; unmapped when the last owner goes.
 class Mapping {
  public:
