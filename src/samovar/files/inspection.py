@@ -1,7 +1,7 @@
 """`samovar inspect`: the kind of a file, and a description of its content."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -137,11 +137,11 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
         looked_at = min(len(file), num_records)
         labels: Counter[int] = Counter()
         shapes: Counter[str] = Counter()
-        for index, value in zip(range(looked_at), _values(file, looked_at), strict=True):
+        for key, value in file.records(np.arange(looked_at)):
             try:
                 image, label = decode_datum(value)
             except InputError as error:
-                raise InputError(f"{path}: record {file.key(index)!r}: {error}") from error
+                raise InputError(f"{path}: record {key!r}: {error}") from error
             labels[label] += 1
             shapes[f"{' x '.join(map(str, image.shape))} {image.dtype}"] += 1
         first = file.key(0).decode("utf-8", "backslashreplace") if len(file) else ""
@@ -157,11 +157,6 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
     rows = [(label, count, count / looked_at) for label, count in sorted(labels.items())][:_MAX_LABELS]
     notes = (f"{len(labels) - _MAX_LABELS} more labels",) if len(labels) > _MAX_LABELS else ()
     return Description("LMDB of images", facts, [TextTable("labels", ("label", "records", "share"), rows)], notes)
-
-
-def _values(file: LmdbFile, count: int, at_once: int = 256) -> Iterable[bytes]:
-    for start in range(0, count, at_once):
-        yield from file.values(np.arange(start, min(count, start + at_once)))
 
 
 def _with_values(

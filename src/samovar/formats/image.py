@@ -9,8 +9,6 @@ the nearest pixel. If both sides shrink to exactly half, a pixel is the rounded 
 """
 
 import io
-import os
-import stat
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -19,6 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from samovar.core.errors import InputError
+from samovar.formats.caffe.files import read_file
 
 Channels: TypeAlias = Literal["color", "gray", "stored"]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -53,28 +52,11 @@ def decode_image(content: bytes, channels: Channels) -> Pixels:
 
 def read_image(path: Path, channels: Channels) -> Pixels:
     """As `decode_image`, of a regular file; InputError, naming it, if it cannot be read."""
+    content = read_file(path, "image", MAX_FILE_BYTES)
     try:
-        return decode_image(_content(path), channels)
+        return decode_image(content, channels)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"{path}: cannot be read: {reason}") from error
-
-
-def _content(path: Path) -> bytes:
-    # O_NONBLOCK: opening a FIFO of that name must not hang.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise InputError("is not a regular file")
-        if found.st_size > MAX_FILE_BYTES:
-            raise InputError(f"has {found.st_size} bytes; an image may have at most {MAX_FILE_BYTES}")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_FILE_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 def _pixels(image: Image.Image, channels: Channels) -> Pixels:
