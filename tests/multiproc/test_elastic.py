@@ -140,8 +140,9 @@ torch.manual_seed(0)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.5)
 replica = samovar.replicate(model, optimizer, "diloco", sync_period_steps=4)
-extra = replica.load(path) if life == "second" or (life == "third" and rank == 0) else None
-shard, seen = replica.shard(DataLoader(TensorDataset(torch.arange(48.0).reshape(48, 1)), 2, shuffle=True)), []
+extra = replica.load(path) if life in ("second", "other") or (life == "third" and rank == 0) else None
+data, size = TensorDataset(torch.arange(48.0).reshape(48, 1)), 3 if life == "other" else 2
+shard, seen = replica.shard(DataLoader(data, size, shuffle=True)), []
 told = {"first": replica.step_count, "extra": extra, "seen": seen, "began": [p.tolist() for p in model.parameters()]}
 for epoch in range(shard.epoch, 1):
     for (x,) in shard:
@@ -177,6 +178,8 @@ def test_a_job_continues_where_another_was_saved(tmp_path: Path, job: str) -> No
     samples = Counter(sample for one in (*first, *second) for batch in one["seen"] for sample in batch)
     assert (set(samples.values()), len(samples)) == ({1}, 48)
     assert len(list((tmp_path / "figures").glob("*/metrics.jsonl"))) == 4
+    ended = run_script(tmp_path, SAVES, 1, "--elastic", job, arguments=("other",), forks_scripts=True)
+    assert "this epoch began with batches of another order or size than here" in ended.errors
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_parts_are_disjoint_and_complete_and_every_epoch_has_another_order() -> 
 
 def test_ranks_whose_samplers_disagree_are_told_so() -> None:
     for message in of("disagreeing_samplers"):
-        assert "order of samples on ranks [1] differs" in message
+        assert "order of samples, or the batch size, on ranks [1] differs" in message
 
 
 def test_a_rank_that_leaves_the_loop_by_itself_is_noticed_at_once() -> None:

@@ -278,11 +278,12 @@ class ElasticShard(Shard):
         return len(self._loader)
 
     @property
-    def place(self) -> tuple[int, Any]:
-        return self.epoch + bool(self._cuts_to_skip), [list(cut) for cut in self._cuts or self._cuts_to_skip]
+    def place(self) -> tuple[int, Any, float]:
+        cuts = [list(cut) for cut in self._cuts or self._cuts_to_skip]
+        return self.epoch + bool(self._cuts_to_skip), cuts, self._mark
 
-    def go_to(self, num_epochs: int, cuts: Any) -> None:
-        self.epoch = num_epochs - bool(cuts)
+    def go_to(self, num_epochs: int, cuts: Any, mark: float) -> None:
+        self.epoch, self._mark = num_epochs - bool(cuts), mark
         self._cuts, self._cuts_to_skip = (), [(int(num), int(size)) for num, size in cuts or ()]
 
     def _divided(
@@ -299,7 +300,7 @@ class ElasticShard(Shard):
     def _part(self, epoch: int, division: Division) -> Iterator[Any]:
         """Batches of the epoch that are left, until the workers are others."""
         earlier = tuple(self._cuts)
-        self._regroup(division).start_after(epoch, earlier)
+        self._require_same(self._regroup(division).start_after(epoch, earlier), is_begun=bool(earlier))
         for number, batch in enumerate(self._figures.batches(self._loader, self.source.batch_size or 0), 1):
             self._cuts = (*earlier, (number, division.world_size))
             yield batch

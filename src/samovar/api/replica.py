@@ -21,7 +21,7 @@ from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
-from samovar.api.shards import Shard, Shards
+from samovar.api.shards import PLACE_FIELDS, Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
@@ -287,7 +287,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
-        of_first = self.broadcast({name: state.get(name, []) for name in ("step", "epochs", "batches")})
+        of_first = self.broadcast({name: state.get(name, []) for name in ("step", *PLACE_FIELDS)})
         state = state if is_own else {**state, **of_first}  # ranks that saved at a center were at different places
         asks = any(KINDS[name].traits.adds_steps for name in (self.config.name, state["strategy"]) if name in KINDS)
         of_strategy = ("momentum", "nesterov") if asks and not is_own else ()

@@ -8,9 +8,11 @@ from torch.utils.data import DataLoader
 from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
-from samovar.core.errors import require_whole
+from samovar.core.errors import InputError, require_whole
 from samovar.core.group import Group
 from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader, start_of
+
+PLACE_FIELDS = ("epochs", "batches", "marks")  # of a state
 
 
 class Shard:
@@ -44,10 +46,12 @@ class Shard:
         self._figures = figures
         self._num_given = 0  # batches of the epoch that is under way
         self._num_to_skip = 0  # batches that the loop got before its state was saved
+        self._mark = 0.0  # of the epoch's order and batch size; 0 if not known
 
     def __iter__(self) -> Iterator[Any]:
+        fingerprint = self._order.start(self.epoch, self._num_to_skip)
+        self._require_same(fingerprint, is_begun=self._num_to_skip > 0)
         num_skipped, self._num_to_skip = self._num_to_skip, 0
-        fingerprint = self._order.start(self.epoch, num_skipped)
         self._announcer.agree(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
         self._num_given = num_skipped
@@ -69,15 +73,26 @@ class Shard:
     ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
         return divided_loader(loader, group, self.seed, divides_batch=divides_batch)
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """The epochs that have begun, and the batches that the loop got of the last one; 0 if it has ended."""
-        return self.epoch + bool(self._num_to_skip), self._num_given or self._num_to_skip
+    def _require_same(self, fingerprint: float, is_begun: bool) -> None:
+        """Keep the mark of an epoch. Raises InputError if it has begun with another one."""
+        mark = fingerprint + self._batch_size  # a stream has no fingerprint
+        if is_begun and self._mark not in (0.0, mark):
+            raise InputError(
+                "shard: this epoch began with batches of another order or size than here, so samples would come twice or "
+                "never; give the data, batch_size and seed that it began with, and a sampler that draws from torch's, "
+                "NumPy's or Python's numbers, or from its `generator`"
+            )
+        self._mark = mark
 
-    def go_to(self, num_epochs: int, num_batches: int) -> None:
+    @property
+    def place(self) -> tuple[int, Any, float]:
+        """The epochs that have begun, the batches that the loop got of the last one (0 if it has ended), its mark."""
+        return self.epoch + bool(self._num_to_skip), self._num_given or self._num_to_skip, self._mark
+
+    def go_to(self, num_epochs: int, num_batches: Any, mark: float) -> None:
         """Continue at a `place`: the next loop gets the batches of that epoch that are left."""
         self.epoch = num_epochs - bool(num_batches)
-        self._num_given, self._num_to_skip = 0, num_batches
+        self._num_given, self._num_to_skip, self._mark = 0, num_batches, mark
 
 
 class Shards:
@@ -85,7 +100,7 @@ class Shards:
 
     def __init__(self) -> None:
         self._made: list[Shard] = []
-        self._places: list[tuple[int, int]] = []
+        self._places: list[tuple[int, Any, float]] = []
 
     def of(self, loader: DataLoader[Any], seed: int, make: Callable[[int], Shard]) -> Shard:
         """The shard of this loader and seed, made the first time. Each but the first has a seed of its own."""
@@ -100,14 +115,15 @@ class Shards:
         self._made.append(shard)
         return shard
 
-    def state_dict(self) -> dict[str, list[int]]:
+    def state_dict(self) -> dict[str, list[Any]]:
         places = [shard.place for shard in self._made] + self._places[len(self._made) :]
-        return {"epochs": [epochs for epochs, _ in places], "batches": [batches for _, batches in places]}
+        return {field: [place[number] for place in places] for number, field in enumerate(PLACE_FIELDS)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_same_ranks: bool) -> None:
         """Take the places back. With another number of ranks other samples are left, so the next epoch begins."""
         epochs: list[int] = list(state["epochs"])
-        batches = state.get("batches", []) if has_same_ranks else []
-        self._places = [*zip(epochs, [*batches, *[0] * len(epochs)], strict=False)]
+        batches, marks = (state.get(field, []) if has_same_ranks else [] for field in PLACE_FIELDS[1:])
+        unknown = [0] * len(epochs)  # in states of earlier versions
+        self._places = [*zip(epochs, [*batches, *unknown], [*marks, *unknown], strict=False)]
         for shard, place in zip(self._made, self._places, strict=False):
             shard.go_to(*place)

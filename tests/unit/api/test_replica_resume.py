@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.uneven_inputs import Leaving
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
@@ -160,6 +170,7 @@ def test_a_shard_that_is_made_after_the_state_was_loaded_takes_its_place(runs: A
     state = first.train(4)[4]
     state["replica"]["epochs"].append(1)
     state["replica"]["batches"].append(5)
+    state["replica"]["marks"].append(0.0)  # not known
     second.resume(state)
     shard = second.replica.shard(DataLoader(Numbers(), batch_size=BATCH))
     assert (shard.epoch, len(list(shard))) == (0, STEPS_PER_EPOCH - 5)
@@ -187,6 +198,68 @@ def test_with_another_number_of_ranks_the_next_epoch_begins(runs: Any) -> None:
     state["replica"] |= {"world_size": 2, "center": None}
     second.resume(state)
     assert second.shard.epoch == 1
+
+
+class Shuffled(Sampler[int]):
+    """Its own numbers give each epoch another order."""
+
+    def __init__(self) -> None:
+        self._own = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._own.sample(range(SAMPLES), SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Pairs(BatchSampler):
+    """A batch sampler of the user's own."""
+
+
+def loaders(kind: str, batch_size: int = BATCH) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    given: dict[str, Any] = {
+        "sampler": {"batch_size": batch_size, "sampler": Shuffled()},
+        "shuffled": {"batch_size": batch_size, "shuffle": True},
+        "composed": {"batch_sampler": BatchSampler(RandomSampler(range(SAMPLES)), batch_size, False)},
+        "pairs": {"batch_sampler": Pairs(RandomSampler(range(SAMPLES), generator=generator), batch_size, False)},
+    }
+    return DataLoader(Stream(), batch_size=batch_size) if kind == "stream" else DataLoader(Numbers(), **given[kind])
+
+
+def epochs(
+    team: ProcessGroup, loader: DataLoader[Any], state: dict[str, Any] | None = None
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """The batches of two epochs, or what is left of them, and the state after two batches of the second one."""
+    model = nn.Linear(1, 1)
+    with Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), team, StrategyConfig(), 5.0) as replica:
+        if state is not None:
+            replica.load_state_dict(state)
+        shard, seen = replica.shard(loader), []
+        while shard.epoch < 2:
+            for number, batch in enumerate(shard):
+                seen.append([int(value) for value in batch.flatten()])
+                if state is None and (shard.epoch, number) == (2, 1):
+                    saved = replica.state_dict()
+    return seen, saved if state is None else state
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "pairs", "composed", "stream"])
+def test_samples_that_are_left_are_those_of_the_run_that_was_saved(team: ProcessGroup, kind: str) -> None:
+    whole, state = epochs(team, loaders(kind))
+    assert epochs(team, loaders(kind), state)[0] == whole[STEPS_PER_EPOCH + 2 :]
+    del state["marks"]  # as earlier versions saved it
+    assert epochs(team, loaders(kind), state)[0] == whole[STEPS_PER_EPOCH + 2 :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [("sampler", BATCH), ("shuffled", 8), ("pairs", 8), ("composed", 8), ("stream", 8)]
+)
+def test_an_epoch_does_not_go_on_with_other_batches(team: ProcessGroup, kind: str, batch_size: int) -> None:
+    _, state = epochs(team, loaders(kind))
+    with pytest.raises(InputError, match="this epoch began with batches of another order or size than here"):
+        epochs(team, loaders(kind, batch_size), state)
 
 
 def test_a_rank_without_data_waits_as_long_as_the_others_may_take_to_an_exchange(

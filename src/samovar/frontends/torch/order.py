@@ -164,7 +164,7 @@ class EpochOrder:
         self._own: list[Any] = []
 
     def start(self, epoch: int, num_skipped: int) -> float:
-        """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of all of it.
+        """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of order and batch size.
 
         Raises InputError if the loader has batches, but not one of each rank.
         """
@@ -179,7 +179,7 @@ class EpochOrder:
                     f"{self._group.world_size} ranks, and drop_last leaves out what is less; give a smaller batch_size"
                 )
         del self._own[:num_skipped]
-        return digest_number(repr(order))
+        return self._fingerprint(order)
 
     def left(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The batches of this epoch that are left. Those before are never read."""
@@ -196,15 +196,17 @@ class EpochOrder:
 
     @property
     def _size(self) -> int:
-        assert self._batches is not None
-        return self._batches.batch_size if self._batch_size is None else self._batch_size
+        return int(self._batch_size or getattr(self._batches, "batch_size", 0))
+
+    def _fingerprint(self, order: list[Any]) -> float:
+        return digest_number(repr((self._size, order)))
 
     def _drawn(self, epoch: int) -> list[Any]:
         """The epoch's samples, or whole batches, in order. Worker processes of this rank get their seeds too."""
         with seeded(self._seed, epoch) as start:
-            generator = getattr(self._source, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(start)
+            for sampler in (self._source, getattr(self._source, "sampler", None)):  # it may compose another's samples
+                if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                    generator.manual_seed(start)
             most = max(_MOST_DRAWN, len(self._source) if hasattr(self._source, "__len__") else 0)
             order = list(islice(self._source, most + 1))
         if len(order) > most:
@@ -226,9 +228,10 @@ class ElasticOrder(EpochOrder):
 
     _is_repeated = False
 
-    def start_after(self, epoch: int, cuts: Cuts) -> None:
-        """Divide what is left of the epoch after these parts. Raises InputError if a sampler repeats no order."""
+    def start_after(self, epoch: int, cuts: Cuts) -> float:
+        """Divide what is left of the epoch after these parts, as `start`. InputError if a sampler repeats no order."""
         left = self._drawn(epoch)
+        fingerprint = self._fingerprint(left)
         if not self._is_repeated and repr(left) != repr(self._drawn(epoch)):
             raise InputError(
                 f"shard: {type(self._source).__name__} gives an epoch another order each time, so workers that come "
@@ -238,6 +241,7 @@ class ElasticOrder(EpochOrder):
         for num_batches, world_size in cuts:
             left = self._left_after(left, num_batches, world_size)
         self._own = self._part_of(left, self._group)
+        return fingerprint
 
     def regroup(self, group: Group) -> None:
         """From now on this is the order of that rank."""
