@@ -1,13 +1,15 @@
 """Rank program: strategies at a center, where ranks step at their own speed."""
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -218,6 +220,24 @@ def of_other_ranks(process_group: ProcessGroup) -> Any:
     return {"mixed": mixed, "loaded": loaded, "center": center, "final": values(other), "late": late}
 
 
+def divided(process_group: ProcessGroup) -> Any:
+    """Samples by a sampler that everybody can repeat, and the refusal of one with numbers of its own."""
+    replica = replicated(process_group, perceptron(), name="async-easgd")
+    data = TensorDataset(torch.arange(20))
+    own = random.Random(replica.rank)
+    restless = DataLoader(data, sampler=_Restless(own))
+    message = refusal(lambda: next(iter(replica.shard(restless))))
+    return {"message": message, "samples": [int(x) for (x,) in replica.shard(DataLoader(data, shuffle=True))]}
+
+
+class _Restless(Sampler[int]):
+    def __init__(self, own: random.Random) -> None:
+        self._own = own
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._own.sample(range(20), 20))
+
+
 def refusal(function: Callable[[], object]) -> str:
     try:
         function()
@@ -236,6 +256,7 @@ SCENARIOS = {
         uneven,
         half_precision,
         of_other_ranks,
+        divided,
     )
 }
 

@@ -148,3 +148,9 @@ def test_a_state_of_another_strategy_gives_its_center_and_what_is_over_stays_ove
     assert first["final"] == second["final"] != first["loaded"]
     assert "waits for 1 rank(s), and that of an earlier replica for 2" in first["mixed"]
     assert "finish() has ended training" in first["late"]
+
+
+def test_a_sampler_that_repeats_no_order_is_refused_where_ranks_do_not_compare_it() -> None:
+    ranks = of("divided")
+    assert all("_Restless gives an epoch another order each time" in rank["message"] for rank in ranks)
+    assert sorted(ranks[0]["samples"] + ranks[1]["samples"]) == list(range(20))

@@ -295,7 +295,7 @@ class ElasticShard(Shard):
                 "shard: a stream cannot be divided again when workers come and go; give a data set with a length, or "
                 "divide the stream yourself by replica.rank and replica.world_size"
             )
-        return divided_loader(loader, group, self.seed, order_type=ElasticOrder)
+        return divided_loader(loader, group, self.seed, must_repeat=True, order_type=ElasticOrder)
 
     def _part(self, epoch: int, division: Division) -> Iterator[Any]:
         """Batches of the epoch that are left, until the workers are others."""

@@ -172,7 +172,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         same loader gives the same shard again. `len` gives the number of batches, and `epoch` that of epochs so far.
 
         Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
-        loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
+        loader that cannot be divided, and ReplicasDiffer if ranks draw different orders. At a center, InputError for a
+        sampler that gives an epoch another order each time.
         """
         made, divides = (self._team.group, self._step_group, self._announcer), self.recipe is not None
         return self._shards.of(loader, seed, lambda start: Shard(loader, *made, start, self._figures, divides))

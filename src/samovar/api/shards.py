@@ -38,8 +38,8 @@ class Shard:
         divides_batch: bool = False,
     ) -> None:
         self.source, self.seed = loader, seed
-        self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._step_group = step_group
+        self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._announcer = announcer
         self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
         self.epoch = 0
@@ -71,7 +71,8 @@ class Shard:
     def _divided(
         self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
     ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
-        return divided_loader(loader, group, self.seed, divides_batch=divides_batch)
+        at_center = self._step_group.group.world_size < group.world_size  # ranks meet no others at the start
+        return divided_loader(loader, group, self.seed, divides_batch=divides_batch, must_repeat=at_center)
 
     def _require_same(self, fingerprint: float, is_begun: bool) -> None:
         """Keep the mark of an epoch. Raises InputError if it has begun with another one."""

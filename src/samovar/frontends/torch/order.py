@@ -148,7 +148,8 @@ class StreamOrder:
 class EpochOrder:
     """A rank's part of the order that a loader's sampler gives. `start` draws the same order on all ranks.
 
-    `generator` gives worker processes their seeds, which differ between ranks.
+    `must_repeat` is set where ranks do not compare it, until the sampler has repeated one. `generator` gives worker
+    processes their seeds, which differ between ranks.
     """
 
     def __init__(
@@ -162,13 +163,14 @@ class EpochOrder:
         self._group = group
         self._seed, self._generator = seed, generator
         self._own: list[Any] = []
+        self.must_repeat = False
 
     def start(self, epoch: int, num_skipped: int) -> float:
         """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of order and batch size.
 
-        Raises InputError if the loader has batches, but not one of each rank.
+        Raises InputError if the loader has batches, but not one of each rank, and if a sampler repeats no order.
         """
-        order = self._drawn(epoch)
+        order = self._order_of(epoch)
         if self._batches is None:
             self._own = list(deal(order, self._group))
         else:
@@ -201,6 +203,16 @@ class EpochOrder:
     def _fingerprint(self, order: list[Any]) -> float:
         return digest_number(repr((self._size, order)))
 
+    def _order_of(self, epoch: int) -> list[Any]:
+        order = self._drawn(epoch)
+        if self.must_repeat and repr(order) != repr(self._drawn(epoch)):
+            raise InputError(
+                f"shard: {type(self._source).__name__} gives an epoch another order each time, so workers would not "
+                "divide the same one; let it draw from torch's, NumPy's or Python's numbers, or from its `generator`"
+            )
+        self.must_repeat = False
+        return order
+
     def _drawn(self, epoch: int) -> list[Any]:
         """The epoch's samples, or whole batches, in order. Worker processes of this rank get their seeds too."""
         with seeded(self._seed, epoch) as start:
@@ -226,18 +238,10 @@ class ElasticOrder(EpochOrder):
     same number of batches, so fewer samples than ranks may be left over at the end.
     """
 
-    _is_repeated = False
-
     def start_after(self, epoch: int, cuts: Cuts) -> float:
         """Divide what is left of the epoch after these parts, as `start`. InputError if a sampler repeats no order."""
-        left = self._drawn(epoch)
+        left = self._order_of(epoch)
         fingerprint = self._fingerprint(left)
-        if not self._is_repeated and repr(left) != repr(self._drawn(epoch)):
-            raise InputError(
-                f"shard: {type(self._source).__name__} gives an epoch another order each time, so workers that come "
-                "would miss samples; let it draw from torch's, NumPy's or Python's numbers, or from its `generator`"
-            )
-        self._is_repeated = True
         for num_batches, world_size in cuts:
             left = self._left_after(left, num_batches, world_size)
         self._own = self._part_of(left, self._group)
@@ -275,6 +279,7 @@ def divided_loader(
     seed: int,
     *,
     divides_batch: bool = False,
+    must_repeat: bool = False,
     order_type: type[EpochOrder] = EpochOrder,
 ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
     """A loader of this rank's part, and the order to start before each epoch.
@@ -291,6 +296,7 @@ def divided_loader(
         stream = Interleaved(loader.dataset, group)
         return DataLoader(stream, batch_size=size, drop_last=loader.drop_last, **kept), StreamOrder(seed, generator)
     order = order_type(loader, group, seed, generator, size)
+    order.must_repeat = must_repeat
     if loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=None, sampler=order, **kept), order
     return DataLoader(loader.dataset, batch_sampler=order, **kept), order

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.order import ElasticOrder, divided_loader, num_rank_batches, rank_batches, seeded
+from samovar.frontends.torch.order import ElasticOrder, EpochOrder, divided_loader, num_rank_batches, rank_batches, seeded
 
 NUMBERS = TensorDataset(torch.arange(21))
 
@@ -307,11 +307,12 @@ class Restless(Sampler[int]):
         return 21
 
 
-def test_an_elastic_epoch_refuses_a_sampler_that_repeats_no_order() -> None:
-    _, order = divided_loader(DataLoader(NUMBERS, 4, sampler=Restless()), Group(0, 2), 0, order_type=ElasticOrder)
-    assert isinstance(order, ElasticOrder)
+@pytest.mark.parametrize("order_type", [EpochOrder, ElasticOrder])
+def test_ranks_that_do_not_compare_an_order_refuse_a_sampler_that_repeats_none(order_type: type[EpochOrder]) -> None:
+    loader = DataLoader(NUMBERS, 4, sampler=Restless())
+    _, order = divided_loader(loader, Group(0, 2), 0, must_repeat=True, order_type=order_type)
     with pytest.raises(InputError, match="Restless gives an epoch another order each time"):
-        order.start_after(0, [])
+        order.start_after(0, []) if isinstance(order, ElasticOrder) else order.start(0, 0)
 
 
 def _flat(samples: list[tuple[torch.Tensor]]) -> torch.Tensor:
