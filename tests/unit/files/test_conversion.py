@@ -218,6 +218,39 @@ def test_arrays_that_caffe_left_out_come_from_the_layer_that_shares_them(tmp_pat
         assert len(found[name]) == 2
 
 
+def test_numbers_that_a_snapshot_leaves_out_come_from_the_layer_that_shares_them(tmp_path: Path) -> None:
+    model, source = tmp_path / "net.prototxt", tmp_path / "weights.safetensors"
+    model.write_text(SHARING)
+    net = build_net(load_net(model), "TRAIN", {}, seed=9)
+    arrays = {info.name: info.parameter.detach() for info in net.parameter_infos}
+    assert arrays.keys() == {"a/0", "a/1", "c/1"}
+    safetensors.torch.save_file(arrays, source)
+    with pytest.raises(InputError, match=r"layer 'c' lacks an array, .* with --model"):
+        converted(source, "without.caffemodel")
+    found = read_caffemodel(converted(source, "with.caffemodel", model))
+    assert all(map(np.array_equal, found["c"], (arrays["a/0"], arrays["c/1"])))
+    assert all(map(np.array_equal, found["b"], (arrays["a/0"], arrays["a/1"])))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("bn.mean", "twin a.bias"), "layer 'bn' of type BatchNorm has 1 arrays"),
+        (("twin a.bias",), r"layer 'twin a' of type InnerProduct with 1 array\(s\) has weight, and this file 'twin a.bias'"),
+        (("scale.weight", "scale.bias"), "has scale, bias, and this file 'scale.weight'"),
+        (("twin a.weight", "twin a/0"), "arrays of layer 'twin a' have names and numbers"),
+        (("twin a/0", "twin a/00"), "'twin a/00' does not name an array"),
+        (("scale/1",), "layer 'scale' lacks an array"),
+    ],
+)
+def test_an_array_does_not_take_the_place_of_another(
+    tmp_path: Path, model: Path, names: tuple[str, ...], message: str
+) -> None:
+    torch.save({name: torch.ones(3) for name in names}, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=message):
+        converted(tmp_path / "a.pt", "b.caffemodel", model)
+
+
 def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:
     target = converted(weights, "a.caffemodel", model)
     before = target.read_bytes()

@@ -163,14 +163,11 @@ _OLD_AXES = 4
 def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     """The net's layers with their arrays, of any file of weights; with `model`, its name, types, bottoms and tops.
 
-    Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
-    `model` lacks.
+    Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, has a layer that
+    `model` lacks, or names arrays that a layer of this type does not have without others.
     """
-    if is_named_file(path):
-        arrays = read_named(path)
-        stored = _with_metadata(grouped(arrays, path), path)
-    else:
-        stored = read_stored_net(path)
+    arrays = read_named(path) if (is_named := is_named_file(path)) else {}
+    stored = _with_metadata(grouped(arrays, path), path) if is_named else read_stored_net(path)
     layers = [_today(record) for record in stored.layers]
     name = stored.name if model is None else model.name
     stored = StoredNet(name, layers if model is None else _as_in(model, layers, path))
@@ -178,6 +175,7 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
         what = f"layer '{lacking}' lacks an array, as Caffe writes it if layers share one"
         raise InputError(f"{path}: {what}; give the net that shares it with --model")
     require_finite_layers(stored, path)
+    _require_names(stored, arrays, path)
     return stored
 
 
@@ -214,6 +212,15 @@ def require_finite_layers(stored: StoredNet, path: Path) -> None:
     for record in stored.layers:
         for index, array in enumerate(record.blobs):
             require_finite(path, record.name, index, array)
+
+
+def _require_names(stored: StoredNet, arrays: NamedArrays, path: Path) -> None:
+    records = {record.name: record for record in stored.layers if record.type in _NAMES}
+    for name in arrays:
+        layer, _, ending = name.rpartition(".")
+        if ending in _ORDER and layer in records and ending not in (has := array_names(records[layer], path)):
+            what = f"layer '{layer}' of type {records[layer].type} with {len(has)} array(s) has {', '.join(has)}"
+            raise InputError(f"{path}: {what}, and this file '{name}'; give all arrays of the layer")
 
 
 def _today(record: LayerRecord) -> LayerRecord:
@@ -330,25 +337,30 @@ def named_arrays(layers: Sequence[LayerRecord], path: Path) -> dict[str, npt.NDA
 
 def grouped(arrays: NamedArrays, path: Path) -> Weights:
     """Layers with their arrays in Caffe's order, from names such as "conv1.weight", or "conv1/0" as in snapshots.
-    Raises InputError for other names, and if one of a layer's arrays is missing."""
-    return by_layer({_place(name, path): array for name, array in arrays.items()})
+    Raises InputError for other names, and for names of both kinds in one layer."""
+    placed = {_place(name, path): array for name, array in arrays.items()}
+    if both := {layer for layer, place in placed if place < 0} & {layer for layer, place in placed if place >= 0}:
+        raise InputError(f"{path}: arrays of layer '{min(both)}' have names and numbers; give one kind for each layer")
+    return by_layer(placed)
 
 
 def by_layer(placed: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> Weights:
-    """Lists of arrays in the order of their places, by layer; layers in the order in which they came."""
+    """Lists of arrays in the order of their places, by layer; layers in the order in which they came.
+    A number that is left out, because layers share the array, has an empty one."""
     found: Weights = {layer: [] for layer, _ in placed}
     for layer, place in sorted(placed, key=lambda key: key[1]):
+        found[layer] += [np.empty(0, np.float32)] * (place - len(found[layer]))
         found[layer].append(placed[layer, place])
     return found
 
 
 def _place(name: str, path: Path) -> tuple[str, int]:
-    """The layer, and a number that orders its arrays."""
+    """The layer, and a number that orders its arrays: less than 0 for a name."""
     layer, _, ending = name.rpartition(".")
     if layer and ending in _ORDER:
-        return layer, _ORDER.index(ending)
+        return layer, _ORDER.index(ending) - len(_ORDER)
     layer, _, ending = name.rpartition("/")
-    if layer and ending.isdecimal() and len(ending) <= 3:
+    if layer and ending.isdecimal() and len(ending) <= 3 and ending == str(int(ending)):
         return layer, int(ending)
     raise InputError(
         f"{path}: '{name}' does not name an array of a Caffe layer; names are LAYER.weight, LAYER.bias and so on "
