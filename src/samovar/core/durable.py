@@ -1,11 +1,17 @@
-"""Files that are on the disk when the call returns."""
+"""Files that are on the disk when the call returns, and folders whose owner may die."""
 
 import errno
+import fcntl
 import hashlib
 import os
-from collections.abc import Iterable
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_LOCK = ".running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +69,28 @@ def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
     finally:
         partial.unlink(missing_ok=True)
     return mark
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keep `folder` from `remove_abandoned` by a lock in it, which any death opens. A file system may have no locks."""
+    with (folder / f"{_LOCK}-soon").open("xb") as file:
+        path = Path(file.name)
+        try:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path = path.rename(folder / _LOCK)  # only now: an open one is that of a dead owner
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def remove_abandoned(parent: Path, names: str) -> None:
+    """Delete this user's folders of these names whose owners died. One without a lock stays."""
+    for path in parent.glob(names):
+        with suppress(OSError):
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                with (path / _LOCK).open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while the owner lives
+                    shutil.rmtree(path, ignore_errors=True)

@@ -13,6 +13,7 @@ first 6 bytes of a node are the child's page number.
 
 import contextlib
 import errno
+import glob
 import itertools
 import os
 import secrets
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.closing import Closing
-from samovar.core.durable import sync_folder, write_file
+from samovar.core.durable import owned, remove_abandoned, sync_folder, write_file
 from samovar.core.errors import InputError
 
 Int64s = npt.NDArray[np.int64]
@@ -135,8 +136,7 @@ class _Walk:
     def index(self) -> _Index:
         meta = self._meta
         if meta.num_records == 0 and meta.depth == 0:
-            nothing = np.empty(0, np.int64)
-            return _Index(nothing, nothing, nothing, nothing)
+            return _Index(*[np.empty(0, np.int64)] * 4)
         self._check(0 < meta.depth <= _MAX_DEPTH, "the depth of its tree")
         pages = np.array([min(meta.root, _BEYOND_ALL_PAGES)], np.int64)
         for _ in range(meta.depth - 1):
@@ -269,14 +269,12 @@ def _meta_at(folder: Path, descriptor: int, offset: int, file_size_bytes: int) -
     end = offset + _PAGE_HEADER_BYTES + _META.size
     if file_size_bytes < end:
         raise InputError(_cut_off(folder, file_size_bytes, end))
-    content = _read_exactly(folder, descriptor, offset + _PAGE_HEADER_BYTES, _META.size)
-    magic, version, _, _, page_size, _, _, _, _, _, _, _, *main = _META.unpack(content)
-    _, flags, depth, _, _, _, num_records, root, last_page, transaction = main
+    fields = _META.unpack(_read_exactly(folder, descriptor, offset + _PAGE_HEADER_BYTES, _META.size))
+    magic, version, _, _, page_size, *_, flags, depth, _, _, _, num_records, root, last_page, transaction = fields
     if magic != _MAGIC or version != _VERSION:
         raise InputError(
             f"{folder}: data.mdb is not an LMDB of data version {_VERSION}: at byte {offset} it has magic "
-            f"0x{magic:08x}, version {version} instead of 0x{_MAGIC:08x}, version {_VERSION}. "
-            "Copy or convert it again."
+            f"0x{magic:08x}, version {version} instead of 0x{_MAGIC:08x}, version {_VERSION}. Copy or convert it again."
         )
     if page_size not in {1 << bits for bits in range(9, 17)}:
         raise InputError(f"{folder}: data.mdb is damaged: a page size of {page_size} bytes. Copy it again.")
@@ -333,10 +331,12 @@ def write_lmdb(
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder.parent, f".{glob.escape(folder.name)}.*.partial")
         partial.mkdir()
-        _fill(partial, records)
-        for name, content in beside.items():
-            write_file(partial / name, [content])
+        with owned(partial):
+            _fill(partial, records)
+            for name, content in beside.items():
+                write_file(partial / name, [content])
         sync_folder(partial)
         if os.path.lexists(folder):  # another process was faster
             with LmdbFile(partial) as made:

@@ -3,15 +3,15 @@
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from samovar.core.durable import owned, remove_abandoned
 from samovar.core.errors import InputError
 
-_PREFIX, _LOCK = "samovar-", ".running"
+_PREFIX = "samovar-"
 
 
 class PassingFolder:
@@ -41,40 +41,15 @@ def locked(folder: Path, refusal: str) -> int:
 
 @contextmanager
 def passing_folder(name: str) -> Iterator[PassingFolder]:
-    """A folder whose name begins with `name`. Its owner locks a file in it; any death opens the lock."""
+    """A folder whose name begins with `name`."""
     try:
-        remove_abandoned(Path(tempfile.gettempdir()))
+        remove_abandoned(Path(tempfile.gettempdir()), f"{_PREFIX}*")
     except FileNotFoundError as error:
         raise InputError(f"{error.strerror}; set TMPDIR to a folder that can be written to") from error
     folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
-    fresh = folder.path / f"{_LOCK}-soon"
-    lock = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.rename(folder.path / _LOCK)  # only now: an open one is that of a dead owner
-        yield folder
+        with owned(folder.path):
+            yield folder
     finally:
-        if folder.is_kept:
-            (folder.path / _LOCK).unlink(missing_ok=True)
-        else:
+        if not folder.is_kept:
             shutil.rmtree(folder.path, ignore_errors=True)
-        os.close(lock)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Delete this user's folders whose owners died. A folder that was kept has no lock, and stays."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_abandoned(path / _LOCK):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_abandoned(lock: Path) -> bool:
-    """Raises OSError if there is no lock, or another process holds it."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(descriptor)
-    return True

@@ -1,6 +1,7 @@
 """LMDB folders: equal to what lmdb itself reads, and an InputError for everything else."""
 
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -281,6 +282,30 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no more images"):
         write_lmdb(tmp_path / "half", failing())
     assert names_in(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_goes_and_that_of_another_stays(tmp_path: Path) -> None:
+    """The killed one is a child of this process, killed between two records."""
+    if not (child := os.fork()):
+        try:
+            write_lmdb(tmp_path / "db", (os.kill(os.getpid(), signal.SIGKILL) or record for record in RECORDS))
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    assert (left / "data.mdb").exists()
+
+    def slowly() -> Iterator[Record]:
+        assert not left.exists()
+        (own,) = tmp_path.iterdir()
+        yield from RECORDS[:3]
+        assert write_lmdb(tmp_path / "db", RECORDS)
+        assert own.exists()
+        yield from RECORDS[3:]
+
+    assert not write_lmdb(tmp_path / "db", slowly())
+    assert names_in(tmp_path) == ["db"]
+    assert names_in(tmp_path / "db") == ["data.mdb"]
 
 
 @pytest.mark.parametrize("others", [RECORDS, RECORDS[:-1]])

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from samovar.config import RunConfig
+from samovar.core.durable import remove_abandoned
 from samovar.core.errors import RankFailed
 from samovar.launch.processes import RankEnd
 from samovar.launcher.job import EndedBySignal, Told, _RunningJob
 from samovar.launcher.other_hosts import Host0, RankState
-from samovar.launcher.passing import passing_folder, remove_abandoned
+from samovar.launcher.passing import passing_folder
 from samovar.report.records import Notice, SnapshotWritten
 from samovar.report.run_folder import RunFolder
 
@@ -88,7 +89,7 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
 
     with passing_folder("time") as mine:
         assert not abandoned.exists()
-        remove_abandoned(tmp_path)
+        remove_abandoned(tmp_path, "samovar-*")
         assert mine.path.exists()
 
     assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
@@ -100,9 +101,9 @@ def test_a_folder_that_is_being_made_is_no_abandoned_one(tmp_path: Path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     flock = fcntl.flock
 
-    def after_another_cleaned_up(lock: int, operation: int) -> None:
+    def after_another_cleaned_up(lock: Any, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
-        remove_abandoned(tmp_path)
+        remove_abandoned(tmp_path, "samovar-*")
         flock(lock, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_another_cleaned_up)
