@@ -198,7 +198,7 @@ class EpochOrder:
 
     @property
     def _size(self) -> int:
-        return int(self._batch_size or getattr(self._batches, "batch_size", 0))
+        return self._batch_size or (0 if self._batches is None else self._batches.batch_size)
 
     def _fingerprint(self, order: list[Any]) -> float:
         return digest_number(repr((self._size, order)))

@@ -24,7 +24,14 @@ from torch.utils.data import (
 
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.order import ElasticOrder, EpochOrder, divided_loader, num_rank_batches, rank_batches, seeded
+from samovar.frontends.torch.order import (
+    ElasticOrder,
+    EpochOrder,
+    divided_loader,
+    num_rank_batches,
+    rank_batches,
+    seeded,
+)
 
 NUMBERS = TensorDataset(torch.arange(21))
 
