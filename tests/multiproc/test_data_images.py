@@ -1,12 +1,13 @@
 """`samovar data images` as a user runs it."""
 
 import json
+import os
 from pathlib import Path
 
 import cv2
 import pytest
 
-from tests.multiproc.command import run, succeed
+from tests.multiproc.command import Command, run, succeed
 from tests.unit.data.pictures import picture
 
 BAD_INPUT = 2
@@ -50,6 +51,25 @@ def test_a_database_and_its_mean(folder: Path) -> None:
         "data", "images", "--folder", "flowers", "--out", "data/more", "--quiet", "--resize", "8x8", folder=folder
     )
     assert (quiet.output, quiet.errors) == ("", "")
+
+
+def test_a_class_whose_name_is_not_unicode(folder: Path) -> None:
+    (folder / "flowers" / "roses").rename(folder / "flowers" / os.fsdecode(b"caf\xe9"))
+    strict = ("env", "PYTHONIOENCODING=utf-8:strict")
+    with Command("data", "images", "--folder", "flowers", "--out", "db", folder=folder, prefix=strict) as command:
+        ended = command.wait()
+    assert (ended.return_code, ended.errors) == (0, "")
+    assert "labels, in the order of names: 0 caf\\udce9, 1 tulips" in ended.output
+
+
+@pytest.mark.parametrize("other", ["channels", "size"])
+def test_images_of_different_shapes_are_told_what_a_net_needs(folder: Path, other: str) -> None:
+    image = picture(20, 30)[..., 0] if other == "channels" else picture(21, 30)
+    cv2.imwrite(str(folder / "flowers/roses/b.png"), image)
+    (folder / "flowers/tulips/c.png").write_bytes((folder / "flowers/roses/a.png").read_bytes())
+    ended = succeed("data", "images", "--folder", "flowers", "--out", "db", "--store", "files", folder=folder)
+    advice = "a net needs crop_size for sizes, and force_color for channels"
+    assert f"db: 3 records, images of different shapes: {advice}, written" in ended.output
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ def _size(text: str) -> tuple[int, int]:
 
 def _lines(written: WrittenImages, classes: Sequence[str], mean: Path | None) -> list[str]:
     database, shape = written.database, written.shape
-    shown = " x ".join(map(str, shape)) if shape else "images of different sizes: a net needs crop_size for them"
+    several = "images of different shapes: a net needs crop_size for sizes, and force_color for channels"
+    shown = " x ".join(map(str, shape)) if shape else several
     lines = [f"{database.folder}: {database.num_records:,} records, {shown}, {_state(database.already_there)}"]
     if classes:
         more = ", ..." if len(classes) > _NUM_NAMED else ""

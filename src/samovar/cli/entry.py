@@ -17,6 +17,7 @@ for _number in _GUARDED:
     _signal.signal(_number, _end_at_once)
 
 import importlib  # noqa: E402  after the guard
+import io  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
@@ -40,6 +41,8 @@ def main() -> None:
     # One that the user has closed takes what nobody reads.
     both = (sys.stdout, sys.stderr)
     sys.stdout, sys.stderr = (one or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for one in both)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name of a file may be no UTF-8
     commands = importlib.import_module("samovar.cli.commands")
     number = 0
     try:
