@@ -116,6 +116,8 @@ def _onnx(source: Path, model: Path | None) -> _Converted:
 def _state(source: Path, kind: str, model: Path | None) -> _Converted:
     _refuse_model(model)
     state = read_solverstate(source)
+    if not all(np.isfinite(array).all() for array in state.history):
+        raise InputError(f"{source}: holds values that are NaN or infinite; take an earlier solver state")
     encode = encode_solverstate if kind == "solverstate" else encode_solverstate_hdf5
     summary = f"{len(state.history)} histories after {state.iteration} steps, of the weights {state.learned_net!r}"
     return _Converted(encode(state), summary)

@@ -296,6 +296,12 @@ def npy_of_size(size: int) -> bytes:
 BAD: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
     "not a number": ("a.caffemodel", lambda p: write(p, {"ip": [[1, float("nan")]]}), "b.pt", "'ip', array 0 has 1"),
     "not a number by name": ("a.pt", lambda p: torch.save({"ip.bias": torch.tensor([torch.inf])}, p), "b.h5", "'ip'"),
+    "not a number of a state": (
+        "a.solverstate",
+        lambda p: p.write_bytes(encode_solverstate(SolverState(5, "", [np.array([1, np.nan], np.float32)]))),
+        "b.h5",
+        "holds values that are NaN or infinite",
+    ),
     "cut": ("a.caffemodel", lambda p: p.write_bytes(b"\x0a\x05abc"), "b.pt", "cut short"),
     "empty": ("a.caffemodel", lambda p: p.touch(), "b.pt", "0 bytes"),
     "missing": ("a.caffemodel", lambda _: None, "b.pt", "no such file"),
