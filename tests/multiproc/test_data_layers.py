@@ -109,3 +109,19 @@ def test_memory_data_is_left_to_programs(tmp_path: Path) -> None:
     (tmp_path / "solver.prototxt").write_text(_SOLVER)
     error = refuse("train", "--solver", "solver.prototxt", folder=tmp_path)
     assert "net.prototxt:1: layer 'array': a layer of type MemoryData is filled by a program" in error
+
+
+@pytest.mark.parametrize("num_labels", [6, 5])
+def test_layers_that_shuffling_does_not_pair_are_told(tmp_path: Path, num_labels: int) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((4, 4, 3), np.uint8))
+    layers = ""
+    for name, tops, count in (("images", ("data", "own"), 6), ("labels", ("other", "label"), num_labels)):
+        (tmp_path / f"{name}.txt").write_text("a.png 1\n" * count)
+        layers += f"""layer {{ name: "{name}" type: "ImageData" top: "{tops[0]}" top: "{tops[1]}"
+          image_data_param {{ source: "{name}.txt" batch_size: 2 }} }}"""
+    (tmp_path / "net.prototxt").write_text(layers + _BODY.format(rule=""))
+    (tmp_path / "solver.prototxt").write_text(_SOLVER)
+    flags = ("--iterations", 1, "--threads-per-worker", 1, "--shuffle")
+    ended = succeed("train", "--solver", "solver.prototxt", *flags, folder=tmp_path)
+    told = "data layers have 6 and 5 records, so --shuffle does not pair them"
+    assert (told in ended.output + ended.errors) == (num_labels == 5)

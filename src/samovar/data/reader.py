@@ -167,7 +167,12 @@ class BatchReader(Closing):
 
     def __len__(self) -> int:
         """The number of records of the first source; 0 without one."""
-        return len(self._open[0]) if self._open else 0
+        return next(iter(self.lengths), 0)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of records of each source."""
+        return [len(source) for source in self._open]
 
     @property
     def described(self) -> str:

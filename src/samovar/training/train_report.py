@@ -100,6 +100,9 @@ def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Ite
                 f"{', '.join(cut)}: what comes out for a sample depends on others of its batch. {config.workers} "
                 "workers that share one compute something else than one. For whole batches give --batch-mode per-worker"
             )
+    if config.shuffle and len(set(lengths := opened.reader.lengths)) > 1:
+        records = " and ".join(f"{length:,}" for length in lengths)
+        yield f"data layers have {records} records, so --shuffle does not pair them; for pairs give equally many"
     yield from strategy_warnings(config.strategy, config.workers, range(schedule.first_step, schedule.num_steps))
 
 
