@@ -259,32 +259,21 @@ class ElasticShard(Shard):
     def __init__(self, loader: DataLoader[Any], *made: Any, division: Callable[[], Division]) -> None:
         super().__init__(loader, *made)
         self._division = division
-        self._cuts: Cuts = ()  # of the epoch that is under way
-        self._cuts_to_skip: Cuts = ()
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        self._cuts, self._cuts_to_skip = self._cuts_to_skip, ()
+        self._given, self._to_skip = self._to_skip, 0
         try:
             version = -1
             while version != self._division().version:  # it may change whenever the loop has got a batch
                 version = self._division().version
                 yield from self._part(epoch, self._division())
         finally:
-            self._cuts = ()
+            self._given = 0
 
     def __len__(self) -> int:
         self._regroup(self._division())
         return len(self._loader)
-
-    @property
-    def place(self) -> tuple[int, Any, float]:
-        cuts = [list(cut) for cut in self._cuts or self._cuts_to_skip]
-        return self.epoch + bool(self._cuts_to_skip), cuts, self._mark
-
-    def go_to(self, num_epochs: int, cuts: Any, mark: float) -> None:
-        self.epoch, self._mark = num_epochs - bool(cuts), mark
-        self._cuts, self._cuts_to_skip = (), [(int(num), int(size)) for num, size in cuts or ()]
 
     def _divided(
         self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
@@ -299,10 +288,10 @@ class ElasticShard(Shard):
 
     def _part(self, epoch: int, division: Division) -> Iterator[Any]:
         """Batches of the epoch that are left, until the workers are others."""
-        earlier = tuple(self._cuts)
+        earlier: Cuts = self._given or ()
         self._require_same(self._regroup(division).start_after(epoch, earlier), is_begun=bool(earlier))
         for number, batch in enumerate(self._figures.batches(self._loader, self.source.batch_size or 0), 1):
-            self._cuts = (*earlier, (number, division.world_size))
+            self._given = [*earlier, [number, division.world_size]]
             yield batch
             if self._division().version != division.version:
                 break

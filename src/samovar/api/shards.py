@@ -1,6 +1,7 @@
 """A rank's part of a loader's data, and how far it is."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -42,27 +43,26 @@ class Shard:
         self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._announcer = announcer
         self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
-        self.epoch = 0
-        self._figures = figures
-        self._num_given = 0  # batches of the epoch that is under way
-        self._num_to_skip = 0  # batches that the loop got before its state was saved
+        self.epoch, self._figures = 0, figures
+        self._given: Any = 0  # batches of the epoch that is under way; of an elastic job, its cuts
+        self._to_skip: Any = 0  # those that the loop got before its state was saved
         self._mark = 0.0  # of the epoch's order and batch size; 0 if not known
 
     def __iter__(self) -> Iterator[Any]:
-        fingerprint = self._order.start(self.epoch, self._num_to_skip)
-        self._require_same(fingerprint, is_begun=self._num_to_skip > 0)
-        num_skipped, self._num_to_skip = self._num_to_skip, 0
+        fingerprint = self._order.start(self.epoch, self._to_skip)
+        self._require_same(fingerprint, is_begun=bool(self._to_skip))
+        num_skipped, self._to_skip = self._to_skip, 0
         self._announcer.agree(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
-        self._num_given = num_skipped
+        self._given = num_skipped
         self._step_group.enter_loop()
         try:
             for batch in self._figures.batches(self._order.left(self._loader), self._batch_size):
-                self._num_given += 1
+                self._given += 1
                 yield batch
             self._step_group.shadow_until_all_end()
         finally:
-            self._num_given = 0
+            self._given = 0
             self._step_group.leave_loop()
 
     def __len__(self) -> int:
@@ -87,13 +87,13 @@ class Shard:
 
     @property
     def place(self) -> tuple[int, Any, float]:
-        """The epochs that have begun, the batches that the loop got of the last one (0 if it has ended), its mark."""
-        return self.epoch + bool(self._num_to_skip), self._num_given or self._num_to_skip, self._mark
+        """The epochs that have begun, what the loop got of the last one (0 if it has ended), and its mark."""
+        return self.epoch + bool(self._to_skip), self._given or self._to_skip, self._mark
 
-    def go_to(self, num_epochs: int, num_batches: Any, mark: float) -> None:
+    def go_to(self, num_epochs: int, given: Any, mark: float) -> None:
         """Continue at a `place`: the next loop gets the batches of that epoch that are left."""
-        self.epoch = num_epochs - bool(num_batches)
-        self._num_given, self._num_to_skip, self._mark = 0, num_batches, mark
+        self.epoch = num_epochs - bool(given)
+        self._given, self._to_skip, self._mark = 0, given, mark
 
 
 class Shards:
@@ -122,9 +122,7 @@ class Shards:
 
     def load_state_dict(self, state: Mapping[str, Any], *, has_same_ranks: bool) -> None:
         """Take the places back. With another number of ranks other samples are left, so the next epoch begins."""
-        epochs: list[int] = list(state["epochs"])
-        batches, marks = (state.get(field, []) if has_same_ranks else [] for field in PLACE_FIELDS[1:])
-        unknown = [0] * len(epochs)  # in states of earlier versions
-        self._places = [*zip(epochs, [*batches, *unknown], [*marks, *unknown], strict=False)]
+        begun = [state.get(field, []) if has_same_ranks else [] for field in PLACE_FIELDS[1:]]
+        self._places = [*zip_longest(state["epochs"], *begun, fillvalue=0)]  # earlier versions had no marks
         for shard, place in zip(self._made, self._places, strict=False):
             shard.go_to(*place)

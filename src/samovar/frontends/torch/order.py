@@ -131,8 +131,7 @@ class StreamOrder:
     """
 
     def __init__(self, seed: int, generator: torch.Generator) -> None:
-        self._seed, self._generator = seed, generator
-        self._num_skipped = 0
+        self._seed, self._generator, self._num_skipped = seed, generator, 0
 
     def start(self, epoch: int, num_skipped: int) -> float:
         """Begin the epoch after its first batches. Gives 0, because there is no order to compare."""
@@ -228,7 +227,7 @@ class EpochOrder:
 
 
 # Parts of an epoch: how many batches each rank took, of how many ranks.
-Cuts: TypeAlias = Sequence[tuple[int, int]]
+Cuts: TypeAlias = Sequence[Sequence[int]]
 
 
 class ElasticOrder(EpochOrder):
