@@ -46,21 +46,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loaded() -> Iterator[None]:
+def _leak_check_of_all(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield from _checked(request, "a fixture of several files leaves behind", outside=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loaded(_leak_check_of_all: None) -> Iterator[None]:
     """The process from which commands and ranks are forked; it loads its modules when the first is asked for."""
     with loaded.loaded():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leak_check_of_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The check of each test takes stock after the fixtures of its file."""
+    yield from _checked(request, "a fixture of this file leaves behind", outside=True)
+
+
 @pytest.fixture(autouse=True)
 def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaves something behind fails."""
+    yield from _checked(request, "the test leaves behind")
+
+
+def _checked(request: pytest.FixtureRequest, said: str, *, outside: bool = False) -> Iterator[None]:
     before = take_stock()
     yield
-    left = leftovers(before, request.config.getoption("--leak-grace"))
+    left = leftovers(before, request.config.getoption("--leak-grace"), outside=outside)
     if left:
         end_processes(before)
-        pytest.fail("the test leaves behind:\n  " + "\n  ".join(left), pytrace=False)
+        pytest.fail(f"{said}:\n  " + "\n  ".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,14 +31,6 @@ class Belongings:
     descriptors: frozenset[tuple[int, str]]
     shared_memory: frozenset[str]
 
-    def is_within(self, other: "Belongings") -> bool:
-        return (
-            self.processes <= other.processes
-            and self.threads <= other.threads
-            and self.descriptors <= other.descriptors
-            and self.shared_memory <= other.shared_memory
-        )
-
 
 def mark_descendants() -> None:
     """Give all processes started from here on a mark by which an orphan is still known as ours."""
@@ -55,20 +47,23 @@ def take_stock() -> Belongings:
     )
 
 
-def leftovers(before: Belongings, grace_s: float) -> list[str]:
+def leftovers(before: Belongings, grace_s: float, *, outside: bool = False) -> list[str]:
     """A sentence for each thing that is there now and was not `before`, once `grace_s` have passed.
 
-    A resource that is just ending has that long to go.
+    A resource that is just ending has that long to go. `outside` looks only for what outlives this process: processes
+    and names.
     """
     deadline_s = time.monotonic() + grace_s
-    after = take_stock()
-    while not after.is_within(before) and time.monotonic() < deadline_s:
+    while (left := _left(before, outside=outside)) and time.monotonic() < deadline_s:
         gc.collect()  # an object that nobody holds is no leak
         time.sleep(_POLL_S)
-        after = take_stock()
-    if after.is_within(before):
-        return []
-    searches = (_left_processes, _left_threads, _left_descriptors, _left_shared_memory)
+    return left
+
+
+def _left(before: Belongings, *, outside: bool) -> list[str]:
+    after = take_stock()
+    inside = () if outside else (_left_threads, _left_descriptors)
+    searches = (_left_processes, *inside, _left_shared_memory)
     return [sentence for search in searches for sentence in search(before, after)]
 
 
@@ -84,8 +79,9 @@ def _left_threads(before: Belongings, after: Belongings) -> Iterator[str]:
 
 
 def _left_descriptors(before: Belongings, after: Belongings) -> Iterator[str]:
-    sockets = _socket_names()
-    for descriptor, target in sorted(after.descriptors - before.descriptors):
+    new = sorted(after.descriptors - before.descriptors)
+    sockets = _socket_names() if new else {}
+    for descriptor, target in new:
         yield f"descriptor {descriptor}: {sockets.get(descriptor, target)}"
 
 

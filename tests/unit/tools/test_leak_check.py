@@ -13,12 +13,26 @@ import os, socket, subprocess, sys, threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 held = []
 
 def await_start(*words):
     while not any(process.info["cmdline"] == list(words) for process in psutil.process_iter(["cmdline"])):
         pass
+
+def orphan(seconds):
+    subprocess.run(["sh", "-c", f"setsid sleep {seconds} > /dev/null 2>&1 &"], check=True)
+    await_start("sleep", str(seconds))
+
+@pytest.fixture(scope="module")
+def of_file():
+    orphan(4000)
+    Path("/dev/shm", os.environ["NAME_TO_LEAVE"] + "-of-file").touch()
+
+@pytest.fixture(scope="session")
+def of_session():
+    orphan(5000)
 
 def test_child():
     held.append(subprocess.Popen(["sleep", "1000"]))
@@ -29,8 +43,7 @@ def test_zombie():
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 def test_orphan():
-    subprocess.run(["sh", "-c", "setsid sleep 2000 > /dev/null 2>&1 &"], check=True)
-    await_start("sleep", "2000")
+    orphan(2000)
 
 def test_orphan_without_our_environment():
     command = "import subprocess; subprocess.Popen(['sleep', '3000'], env={})"
@@ -66,11 +79,22 @@ def test_abstract_socket():
 
 def test_shared_memory_name():
     Path("/dev/shm", os.environ["NAME_TO_LEAVE"]).write_bytes(b"left")
+
+def test_fixtures(of_file, of_session):
+    pass
 """
 
 TIDY = """
 import os, socket, subprocess, sys, threading, time
 from pathlib import Path
+
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield
+        process.kill()
 
 def test_nothing():
     pass
@@ -113,6 +137,11 @@ EXPECTED = {
     "test_abstract_socket": "unix socket @samovar-test-",
     "test_shared_memory_name": "shared memory name /dev/shm/samovar-leak-check-",
 }
+# The last test of a file tells what the fixtures of the file leave, and the last of all what others do.
+OF_FIXTURES = {
+    "a fixture of this file leaves behind:": ["(sleep 4000)", "-of-file"],
+    "a fixture of several files leaves behind:": ["(sleep 5000)"],
+}
 
 
 def outcomes(
@@ -139,7 +168,8 @@ def leaks(tmp_path_factory: pytest.TempPathFactory, repository_root: Path) -> di
     try:
         return outcomes(folder, LEAKING, repository_root, ("--leak-grace=0.1",), left.name)
     finally:
-        left.unlink(missing_ok=True)
+        for path in (left, left.with_name(f"{left.name}-of-file")):
+            path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -148,8 +178,16 @@ def test_a_test_that_leaves_something_fails_and_is_told_what(leaks: dict[str, st
     assert EXPECTED[name] in leaks[name]
 
 
+@pytest.mark.parametrize("said", OF_FIXTURES)
+def test_what_a_fixture_leaves_is_told_at_its_end(leaks: dict[str, str], said: str) -> None:
+    assert said in leaks["test_fixtures"]
+    told = leaks["test_fixtures"].partition(said)[2]
+    assert all(words in told for words in OF_FIXTURES[said])
+    assert "the test leaves behind:" not in leaks["test_fixtures"]
+
+
 def test_every_leak_has_its_test(leaks: dict[str, str]) -> None:
-    assert leaks.keys() == EXPECTED.keys()
+    assert leaks.keys() == EXPECTED.keys() | {"test_fixtures"}
 
 
 def test_a_tidy_test_passes(tmp_path: Path, repository_root: Path) -> None:
