@@ -3,11 +3,17 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _TOKEN = re.compile(
     r"<!--(?P<comment>.*?)-->|^(?P<indent> *)(?P<fence>`{3,})(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *(?P=fence) *$",
     re.MULTILINE | re.DOTALL,
 )
+
+
+def documents(root: Path) -> list[Path]:
+    """All pages of the repository at `root`."""
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("examples/**/*.md")])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import command_reference  # noqa: E402
 import python_names  # noqa: E402
 import strategy_tables  # noqa: E402
-from docs_blocks import Step, blocks, steps  # noqa: E402
+from docs_blocks import Step, blocks, documents, steps  # noqa: E402
 
 LANGUAGES = ("console", "sh", "python", "text", "prototxt", "json", "toml", "yaml", "make", "dockerfile", "cpp")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -25,15 +25,11 @@ PUNCTUATION = re.compile(r"[^\w\- ]")
 
 
 def main() -> int:
-    problems = [problem for path in documents() for problem in check(path)]
+    problems = [problem for path in documents(ROOT) for problem in check(path)]
     if strategy_tables.source() != strategy_tables.OURS.read_text(encoding="utf-8"):
         problems.append(f"{strategy_tables.OURS.relative_to(ROOT)}: is out of date: run `make tables`")
     print("\n".join(problems) if problems else "documents: links, blocks and commands are good")
     return 1 if problems else 0
-
-
-def documents() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 
 def check(path: Path) -> list[str]:

@@ -38,18 +38,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from docs_blocks import Block, agree, blocks, masked, steps
+from docs_blocks import Block, agree, blocks, documents, masked, steps
 from docs_shell import Ended, Shell
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA_SETS = ("mnist", "fashion-mnist", "cifar-10")
 _SEPARATOR = "---- the next block ----"
-
-
-def documents(root: Path) -> list[Path]:
-    """All pages whose blocks are run."""
-    first = ("README.md", "CONTRIBUTING.md", "examples/zoo/README.md")
-    return [*(root / name for name in first), *sorted(root.glob("docs/**/*.md"))]
 
 
 class Page:
@@ -63,14 +57,6 @@ class Page:
         self._edits: list[tuple[Block, str]] = []
         self.left_out: list[str] = []
         self._blocks = [block for block in blocks(self._text) if block.is_run]
-
-    @property
-    def is_slow(self) -> bool:
-        return any("slow" in block.notes for block in self._blocks)
-
-    @property
-    def has_blocks(self) -> bool:
-        return bool(self._blocks)
 
     def run(self, limit_s: float = 1500.0) -> list[str]:
         """A sentence for all that differs. Nothing that the page starts is left."""
