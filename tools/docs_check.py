@@ -1,4 +1,4 @@
-"""Check the documents: links, anchors, blocks, commands with their flags, and pages that are made from the code.
+"""Check the documents: links, anchors, blocks, commands with their flags, rooms, and pages made from the code.
 
 python tools/docs_check.py
 """
@@ -16,10 +16,14 @@ import command_reference  # noqa: E402
 import python_names  # noqa: E402
 import strategy_tables  # noqa: E402
 from docs_blocks import Step, blocks, documents, steps  # noqa: E402
+from drawing import rooms  # noqa: E402
 
 LANGUAGES = ("console", "sh", "python", "text", "prototxt", "json", "toml", "yaml", "make", "dockerfile", "cpp")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
-COMMAND = re.compile(r"^(samovar [^#\n]*|make [a-z-]+)")
+# Up to what ends it, also behind variables, in a loop, and behind another command that starts it.
+COMMAND = re.compile(r"^make [a-z-]+|(?:^|(?<=[\s(]))samovar (?=[A-Za-z-])[^#\n|;&)>]*")
+OF_OTHERS = re.compile(r"(?:\S*python -m )?(?:\S*pip|git|docker build) ")
+ROOM_TABLE = re.compile(r"^\| Room .*\n((?:\|.*\n)+)", re.MULTILINE)
 INDENTED = re.compile(r"\n\n    (?:\$ )?((?:samovar|make|python|pip|git|torchrun|mpiexec|srun) [^\n]*)")
 PUNCTUATION = re.compile(r"[^\w\- ]")
 
@@ -34,15 +38,16 @@ def main() -> int:
 
 def check(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    sentences = [*broken_links(path, text), *unclear_blocks(text), *stale(path, text)]
+    sentences = [*broken_links(path, text), *unclear_blocks(text), *stale(path, text), *other_rooms(text)]
     for block in blocks(text):
-        commands = steps(block) if block.language in ("console", "sh") else []
-        sentences += [problem for step in commands for one in COMMAND.findall(joined(step)) for problem in wrong(one)]
+        lines = steps(block) if block.language in ("console", "sh") else []
+        sentences += [problem for line in lines for command in commands(line) for problem in wrong(command)]
     return [f"{path.relative_to(ROOT)}: {sentence}" for sentence in sentences]
 
 
-def joined(step: Step) -> str:
-    return step.command.replace("\\\n", " ")
+def commands(step: Step) -> list[str]:
+    line = step.command.replace("\\\n", " ")
+    return [] if OF_OTHERS.match(line) else COMMAND.findall(line)
 
 
 def stale(path: Path, text: str) -> Iterator[str]:
@@ -90,6 +95,18 @@ def unclear_blocks(text: str) -> Iterator[str]:
         yield f"put this command into a console block: {command}"
 
 
+def other_rooms(text: str) -> Iterator[str]:
+    """Rooms that a page draws with letters, or lists in a table, and that are not those of the contract."""
+    drawn = [re.findall(r"\w+|->", block.body) for block in blocks(text) if "-> core -> _native" in block.body]
+    listed = [re.findall(r"^\| `(\w+)", table, re.MULTILINE) for table in ROOM_TABLE.findall(text)]
+    rows = rooms.layers(ROOT) if drawn or listed else []
+    wanted = " -> ".join(" ".join(row) for row in rows).split()
+    if any(words != wanted for words in drawn):
+        yield f"draws other rooms than pyproject.toml: {' '.join(wanted)}"
+    if any({"->", *names} != set(wanted) for names in listed):
+        yield f"lists other rooms than pyproject.toml: {' '.join(wanted)}"
+
+
 def wrong(command: str) -> list[str]:
     words = own_words(command.split())
     if words[0] == "make":
@@ -104,11 +121,10 @@ def wrong(command: str) -> list[str]:
 
 
 def own_words(words: list[str]) -> list[str]:
-    """The command without the words that `samovar run` passes to the script, and without pipes."""
-    words = words[: next((place for place, word in enumerate(words) if word in ("|", "&&", ";", ">", "&")), None)]
+    """The command without the words that `samovar run` passes to the script."""
     if words[1:2] != ["run"]:
         return words
-    script = next((place for place, word in enumerate(words) if word.endswith(".py") or words[place - 1] == "-m"), -1)
+    script = next((place for place, word in enumerate(words) if word.endswith(".py") or words[place - 1] == "-m"), None)
     return words[:script]
 
 

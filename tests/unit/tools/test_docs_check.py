@@ -1,5 +1,6 @@
 """tools/docs_check.py: commands, links, blocks, and pages that are made from the code."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +21,11 @@ def docs_check(load_tool: Callable[[str], ModuleType]) -> ModuleType:
         ("samovar run -n 4 script.py --its --own arguments", 0),
         ("samovar run --nodes 2 -m package.module --its own", 0),
         ("samovar run --hosts 2 script.py --its own", 1),
-        ("samovar box serve --keep 5 | tail -1 --any", 0),
         ("samovar box serve --kep 5", 1),
         ("samovar --version", 0),
+        ("samovar run", 0),
+        ("samovar run -n 2 --transprot", 1),
+        ("samovar run -n 2 --transport", 0),
         ("make demo", 0),
         ("make tea", 1),
     ],
@@ -43,6 +46,55 @@ def page(docs_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return list(docs_check.check(path))
 
     return problems
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "samovar doctor {}",
+        "OMP_NUM_THREADS=1 samovar doctor {}",
+        "mpiexec -n 2 samovar doctor {}",
+        "srun --nodes 2 samovar doctor {}",
+        "torchrun --nproc-per-node 2 -m samovar doctor {}",
+        "docker run --rm samovar doctor {}",
+        "ip netns exec left samovar doctor {} > left.txt 2>&1 &",
+        "(samovar doctor {} > log & echo $! > pid)",
+        "until samovar doctor {}; do sleep 0.5; done",
+        "kill $(samovar doctor {})",
+        "cd runs && samovar doctor {} | tail -1 --any",
+    ],
+)
+def test_a_command_is_checked_whatever_starts_it(page: Callable[[str], list[str]], line: str) -> None:
+    for language, prompt in (("console", "$ "), ("sh", "")):
+        text = f"```{language}\n{prompt}{line}\n```"
+        assert page(text.format("--json")) == []
+        (problem,) = page(text.format("--josn"))
+        assert "no such flag: --josn" in problem
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["pip install samovar torch", "git clone URL samovar --depth 1", "docker build -t samovar docker", "cd samovar"],
+)
+def test_a_folder_or_package_of_this_name_is_no_command(page: Callable[[str], list[str]], line: str) -> None:
+    assert page(f"```console\n$ {line}\n```") == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_the_rooms_of_a_page_are_those_of_the_contract(
+    docs_check: ModuleType, repository_root: Path, name: str
+) -> None:
+    text = (repository_root / name).read_text(encoding="utf-8")
+    assert list(docs_check.other_rooms(text)) == []
+    (problem,) = docs_check.other_rooms(text.replace("config, predict }", "config } -> { predict }"))
+    assert problem.startswith("draws other rooms than pyproject.toml: cli integrations -> training ")
+
+
+def test_the_table_of_rooms_lists_all_and_no_others(docs_check: ModuleType, repository_root: Path) -> None:
+    text = (repository_root / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    for spoiled in (text.replace("| `api/`", "| `apis/`"), re.sub("\n[|] `box/`.*", "", text)):
+        (problem,) = docs_check.other_rooms(spoiled)
+        assert problem.startswith("lists other rooms than pyproject.toml: ")
 
 
 @pytest.mark.parametrize(
