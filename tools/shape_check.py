@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
 
 PACKAGE = "samovar"
@@ -87,11 +88,14 @@ def _cycles(trees: Trees) -> Found:
 
 
 def _imports(module: str, trees: Trees) -> Iterator[str]:
-    for node in ast.walk(trees[module][1]):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
+    path, tree = trees[module]
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found = name if name in trees else node.module
+                name = f"{source}.{alias.name}"
+                found = name if name in trees else source
                 if found is not None and _counts(found, trees):
                     yield found
         elif isinstance(node, ast.Import):
@@ -114,8 +118,8 @@ def _named_modules(trees: Trees, rooms: Mapping[str, int]) -> Found:
                 continue
             if named not in trees:
                 yield path, node.lineno, f"names {named}, which does not exist"
-            elif module != PACKAGE and _row(named, rooms) < _row(module, rooms):
-                yield path, node.lineno, f"names {named}, to the left of its own room"
+            elif module != PACKAGE and not _may_import(module, named, rooms):
+                yield path, node.lineno, f"names {named}, which is not to the right of its own room"
 
 
 def _twice(trees: Trees) -> Found:
@@ -138,8 +142,10 @@ def _mentioned(node: ast.expr) -> Iterator[str]:
         yield node.value.id
 
 
-def _row(module: str, rooms: Mapping[str, int]) -> int:
-    return rooms.get(module.split(".")[1], 0)
+def _may_import(module: str, named: str, rooms: Mapping[str, int]) -> bool:
+    """Modules of its own room, and of rooms to the right."""
+    own, other = (name.split(".")[1] for name in (module, named))
+    return own == other or rooms.get(own, 0) < rooms.get(other, 0)
 
 
 def _too_much(trees: Trees) -> Found:

@@ -50,14 +50,37 @@ def test_cycles(tool: ModuleType, root: Path) -> None:
     assert [line.split(":")[0] for line in tool.check(root)] == [f"src/samovar/core/{name}.py" for name in "abc"]
 
 
+@pytest.mark.parametrize(
+    ("line", "names"), [("from . import b", "ab"), ("from .b import x", "ab"), ("from .c import x", "")]
+)
+def test_a_cycle_of_relative_imports(tool: ModuleType, root: Path, line: str, names: str) -> None:
+    put(root, "core/__init__.py", "from . import a, b\n")
+    put(root, "core/a.py", f"{line}\n")
+    put(root, "core/b.py", "from . import a\nx = 1\n")
+    put(root, "core/c.py", "x = 1\n")
+    assert [line.split(":")[0] for line in tool.check(root)] == [f"src/samovar/core/{name}.py" for name in names]
+
+
 def test_a_module_that_a_string_names(tool: ModuleType, root: Path) -> None:
     put(root, "core/a.py", "")
     put(root, "cli/b.py", 'import_module("samovar.core.a")\n')
     assert tool.check(root) == []
     put(root, "core/c.py", 'import_module("samovar.cli.b")\nimport_module("samovar.core.none")\n')
     assert tool.check(root) == [
-        "src/samovar/core/c.py:1: names samovar.cli.b, to the left of its own room",
+        "src/samovar/core/c.py:1: names samovar.cli.b, which is not to the right of its own room",
         "src/samovar/core/c.py:2: names samovar.core.none, which does not exist",
+    ]
+
+
+def test_a_string_names_no_room_of_the_same_row(tool: ModuleType, root: Path) -> None:
+    for room in ("solver", "strategies"):
+        (root / "src" / "samovar" / room).mkdir()
+        put(root, f"{room}/a.py", "")
+    put(root, "solver/b.py", 'import_module("samovar.solver.a")\n')
+    assert tool.check(root) == []
+    put(root, "solver/b.py", 'import_module("samovar.strategies.a")\n')
+    assert tool.check(root) == [
+        "src/samovar/solver/b.py:1: names samovar.strategies.a, which is not to the right of its own room"
     ]
 
 
