@@ -1,6 +1,7 @@
 """The picture of the rooms is enforced: an import against it breaks `make lint`."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 PICTURE = "Imports go one way through the rooms"
 TRANSPORTS = "Strategies and collectives know no concrete transport"
 GROUND = "The ground of communication knows no torch"
+OWN_LOOP = "A user's own loop needs no Caffe"
 LAUNCHER = "The command line and the launcher know no torch"
 # -S leaves out the hook of the editable installation, which would find the original.
 LINT = "from importlinter.cli import lint_imports_command as lint; lint(['--no-cache'])"
@@ -41,7 +43,7 @@ def lint(folder: Path) -> tuple[int, str]:
 def test_the_package_keeps_its_contracts(copy: Path) -> None:
     code, output = lint(copy)
     assert code == 0, output
-    for name in (PICTURE, TRANSPORTS, GROUND, LAUNCHER):
+    for name in (PICTURE, TRANSPORTS, GROUND, OWN_LOOP, LAUNCHER):
         assert f"{name} KEPT" in output
 
 
@@ -58,6 +60,8 @@ def test_the_package_keeps_its_contracts(copy: Path) -> None:
         ("collectives/planted", "from samovar.transports.unix_sockets import join_segment", TRANSPORTS),
         ("collectives/planted", "import samovar.transports.torch_dist", TRANSPORTS),
         ("formats/planted", "import torch", GROUND),
+        ("api/planted", "import samovar.solver.policy", OWN_LOOP),
+        ("frontends/torch/planted", "from samovar.data import cache", OWN_LOOP),
         ("transports/shm", "from torch.distributed import TCPStore", GROUND),
         ("launch/identity", "import samovar.transports.torch_dist", LAUNCHER),
         ("cli/train", "import torch", LAUNCHER),
@@ -73,3 +77,14 @@ def test_a_planted_import_breaks_the_contract_by_name(copy: Path, module: str, l
     code, output = lint(copy)
     assert code == 1, output
     assert f"{contract} BROKEN" in output
+
+
+def test_every_concrete_transport_is_forbidden(copy: Path) -> None:
+    package = copy / "src" / "samovar"
+    found = {path.stem for path in (package / "transports").iterdir()} - {"__init__", "base", "background"}
+    imports = [f"import samovar.transports.{name}\n" for name in sorted(found)]
+    (package / "strategies" / "planted.py").write_text("".join(imports))
+    code, output = lint(copy)
+    assert code == 1, output
+    told = re.findall(r"samovar\.strategies is not allowed to import samovar\.transports\.(\w+):", output)
+    assert set(told) == found
