@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,23 +46,28 @@ def test_the_core_of_a_busy_program_is_taken() -> None:
         wait_until(lambda: taken_cpus([cpu]) == (cpu,), "the core is busy")
 
 
-def test_own_computing_is_not_that_of_others() -> None:
+def test_own_computing_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2 s, 4 cores computed for 4 s, of which 3 s were this process's; then for 6 s, of which 2 s were."""
+    wall_s, busy_s, own_s = iter([5.0, 7.0, 9.0]), iter([50.0, 54.0, 60.0]), iter([20.0, 23.0, 25.0])
+    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: next(wall_s)))
+    monkeypatch.setattr(host, "busy_seconds", lambda _cpus: {0: next(busy_s)})
+    others = Others(range(4), lambda: next(own_s))
+    assert others.cores() == (4 - 3) / 2
+    assert others.share() == (6 - 2) / 2 / 4
+
+
+def test_another_program_that_computes_is_seen() -> None:
     cpu = max(os.sched_getaffinity(0))
     others = Others([cpu])
     with busy(cpu):
         wait_until(lambda: others.cores() > 0.5, "others compute")
 
 
-def test_a_process_that_was_started_here_is_not_one_of_the_others() -> None:
+def test_what_this_process_has_started_counts_as_its_own() -> None:
     cpu, before_s = max(os.sched_getaffinity(0)), family_seconds()
     with busy(cpu):
         wait_until(lambda: family_seconds() > before_s + 0.2, "it computes")
-    ended_s = family_seconds()
-    assert ended_s > before_s + 0.2  # it still counts
-    others = Others([cpu], family_seconds)
-    with busy(cpu):
-        wait_until(lambda: family_seconds() > ended_s + 0.2, "it computes")
-        assert 0.0 <= others.share() <= 1.0
+    assert family_seconds() > before_s + 0.2, "it counts after its end too"
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
