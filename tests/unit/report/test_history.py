@@ -1,6 +1,7 @@
 """A run as its folder says it, whole and as it grows."""
 
 import os
+from array import array
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
-from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History
+from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, binned
 from samovar.report.metrics import MetricsWriter
 from samovar.report.result import read_result, write_result
 from samovar.report.run_folder import RunFolder
@@ -39,6 +40,14 @@ def test_the_loss_of_a_test_is_no_other_output_with_such_a_name(tmp_path: Path) 
         for step, values in enumerate(({"test_loss": 3.2}, {"loss": 2.3}, {}), 4):
             metrics.write(step, "test", {**auxiliary, **values})
     assert [test.loss for test in History(tmp_path).look().tests[-3:]] == [3.2, 2.3, None]
+
+
+def test_few_points_are_means_of_many_steps() -> None:
+    """Each is at the last step of its bin."""
+    steps, losses = array("d", range(4)), array("d", [1, 3, 5, 7])
+    assert binned(steps, losses, 2) == [(1, 2), (3, 6)]
+    assert binned(steps, losses, 3) == [(0, 1), (2, 4), (3, 7)]
+    assert binned(steps, losses, 4) == binned(steps, losses, 9) == list(zip(steps, losses, strict=True))
 
 
 def test_a_look_reads_only_what_has_come(tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_the_verdict_says_what_a_run_is_bound_by(spent: StepTimes, arrival: Arri
     assert f"forward {1 / sum(spent.by_kind().values()):.0%}" in verdict
 
 
+def test_the_slowest_rank_is_the_one_that_others_waited_for_longest() -> None:
+    whole = TimeSpent(ADVICE)
+    for rank, late_s in ((1, 0.1), (3, 0.9), (2, 0.4)):
+        whole.add(seconds(forward=2), Arrival(rank, late_s, 4.0))
+    assert whole.slowest == (3, pytest.approx(0.9 / 6))
+
+
 def test_a_run_without_steps_has_no_verdict() -> None:
     assert TimeSpent(ADVICE).verdict() is None
 
