@@ -314,13 +314,14 @@ def test_doctor_measures_the_links_and_auto_stands_on_its_figures(solver: Path, 
 
 
 def test_a_host_that_does_not_come_is_named(solver: Path, tmp_path: Path) -> None:
-    place = ("--nodes", 3, "--master-addr", "127.0.0.1", "--master-port", 29_871, "--timeout", 1)
-    ended = run("train", "--solver", solver, "--node-rank", 0, *place, folder=tmp_path)
-    assert ended.return_code == 3
-    assert re.search(r"hosts 1, 2 did not come to 127.0.0.1:29871 within 1.0 s; start the same command", ended.error)
-    ended = run("train", "--solver", solver, "--node-rank", 1, *place, folder=tmp_path)
-    assert ended.return_code == 3
-    assert re.search(r"host 1 .*: host 0 at 127.0.0.1:29871 cannot be reached within 1.0 s", ended.error)
+    with reserved_port() as port:
+        place = ("--nodes", 3, "--master-addr", "127.0.0.1", "--master-port", port, "--timeout", 1)
+        ended = run("train", "--solver", solver, "--node-rank", 0, *place, folder=tmp_path)
+        assert ended.return_code == 3
+        assert f"hosts 1, 2 did not come to 127.0.0.1:{port} within 1.0 s; start the same command" in ended.error
+        ended = run("train", "--solver", solver, "--node-rank", 1, *place, folder=tmp_path)
+        assert ended.return_code == 3
+        assert re.search(rf"host 1 .*: host 0 at 127.0.0.1:{port} cannot be reached within 1.0 s", ended.error)
     assert not (tmp_path / "runs").exists()
 
 
