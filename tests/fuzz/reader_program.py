@@ -22,11 +22,12 @@ from tests.fuzz.readers import READERS
 DEADLINE_S = 60.0
 
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod"}
-_CHANGES |= {"os.exec", "os.fork", "os.system", "os.posix_spawn", "subprocess.Popen", "socket.connect", "import pickle"}
+_CHANGES |= {"os.exec", "os.fork", "os.system", "os.posix_spawn", "subprocess.Popen", "socket.connect"}
+_CHANGES |= {"pickle.find_class"}
 
 
 class Watch:
-    """An audit hook that notes what Python opens to write, makes, renames, removes or starts in the block."""
+    """An audit hook that notes what Python opens to write, makes, renames, removes, starts or unpickles meanwhile."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

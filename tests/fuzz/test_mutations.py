@@ -56,6 +56,24 @@ def test_how_many_there_are() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [
+        ("pickle.loads(pickle.dumps(print))", "pickle.find_class"),
+        ("open('made', 'w').close()", "open"),
+        ("os.system('true')", "os.system"),
+        ("open(os.devnull).close()", ""),
+    ],
+)
+def test_what_reading_must_not_do_is_noted(action: str, event: str, tmp_path: Path) -> None:
+    """In a process of its own: an audit hook stays until its end."""
+    program = f"import os, pickle\nfrom tests.fuzz.reader_program import Watch\nwatch = Watch()\nwith watch: {action}\n"
+    command = [sys.executable, "-c", f"{program}print(*(one.split()[0] for one in watch.found))"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == event
+
+
 def assert_all_right(kinds: Sequence[str], folder: Path) -> None:
     told = read_all(kinds, folder)
     wrong = [f"{case['name']}: {reason}" for case in told for reason in wrong_with(case)]

@@ -47,7 +47,7 @@ def flags(folder: Path) -> tuple[object, ...]:
     return ("--saved", folder / "saved", "--epochs", EPOCHS)
 
 
-@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
+@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[mpi]'")
 def test_mpiexec_started_again_goes_on(loop: Path, tmp_path: Path, undisturbed: Path) -> None:
     """mpiexec itself starts nothing again: the same command does."""
     words = (MPIEXEC, "-n", 2, PYTHON, loop, *flags(tmp_path))
