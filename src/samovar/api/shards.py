@@ -79,8 +79,8 @@ class Shard:
         mark = fingerprint + self._batch_size  # a stream has no fingerprint
         if is_begun and self._mark not in (0.0, mark):
             raise InputError(
-                "shard: this epoch began with batches of another order or size than here, so samples would be seen "
-                "twice or never; give the data, batch_size and seed that it began with. A sampler must draw from "
+                "shard: this epoch began with batches of another order or size than here, so samples would come "
+                "twice or never. Give the data, batch_size and seed that it began with. A sampler must draw from "
                 "torch's, NumPy's or Python's numbers, or from its `generator`"
             )
         self._mark = mark

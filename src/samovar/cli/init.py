@@ -140,7 +140,7 @@ def _looked_at(folder: Path) -> _Images:
     shapes, labels = {image.shape for image, _ in found}, {label for _, label in found}
     if len(shapes) > 1:
         raise InputError(
-            f"{folder}: its images have different shapes; make them alike with samovar data images --resize"
+            f"{folder}: its images have different shapes; make them the same with samovar data images --resize"
         )
     if min(labels) < 0:
         raise InputError(f"{folder}: has the label {min(labels)}; classes are counted from 0")

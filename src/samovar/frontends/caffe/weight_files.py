@@ -163,8 +163,8 @@ _OLD_AXES = 4
 def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     """The net's layers with their arrays, of any file of weights; with `model`, its name, types, bottoms and tops.
 
-    Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, has a layer that
-    `model` lacks, or names arrays that a layer of this type does not have without others.
+    Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
+    `model` lacks. Also if a layer of a known type has other names, such as a bias alone.
     """
     arrays = read_named(path) if (is_named := is_named_file(path)) else {}
     stored = _with_metadata(grouped(arrays, path), path) if is_named else read_stored_net(path)
