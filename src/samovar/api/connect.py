@@ -72,8 +72,8 @@ class Joined:
     def close(self) -> None:
         """End background work, and release sockets and shared memory. Never waits for other ranks.
 
-        The interpreter's exit calls it too. A second call does nothing, nor does one in a forked process: the sockets
-        are still its parent's, and threads that it would wait for are not there.
+        The interpreter's exit calls it too. A second call does nothing, nor does one in a forked process: it has the
+        sockets of its parent, and not the threads, for which it would wait.
         """
         atexit.unregister(self.close)
         if os.getpid() == self._process_id:
