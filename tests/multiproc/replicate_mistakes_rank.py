@@ -85,6 +85,18 @@ def late_backward(loop: Loop) -> None:
     loop.replica.step()
 
 
+def backward_in_step(loop: Loop) -> None:
+    """A second gradient at other weights, as SAM takes, once the first step is over."""
+    loop.train(1)
+
+    def second() -> None:
+        loop.loss().backward()
+        loop.optimizer.step()
+
+    loop.replica.backward(loop.loss())
+    loop.replica.step(second)
+
+
 def plain_step(loop: Loop) -> None:
     loop.replica.backward(loop.loss())
     loop.optimizer.step()
@@ -326,6 +338,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
             failed_backward,
             more_on_every_part,
             late_backward,
+            backward_in_step,
             finish_without_step,
             loads_on_one_rank,
             loads_mixed_steps,

@@ -23,6 +23,7 @@ REFUSED = {
     "failed_backward": "the backward pass before this one failed when its exchange with the other ranks had begun",
     "more_on_every_part": "leave more=True out in the last part of a step",
     "late_backward": "use replica.backward(loss, more=True) for all passes of a step but the last",
+    "backward_in_step": "of a step but the last, and before step()",
     "finish_without_step": NEVER,
     "loads_on_one_rank": PLACES,
     "loads_on_one_rank/local-sgd": PLACES,

@@ -168,13 +168,14 @@ class GradientExchange(Exchange):
         self._is_torn = False
 
     def step(self, step: int, apply: Apply) -> None:
-        if late := self._gradients.take_late():
-            raise SamovarError(
-                f"step(): rank {self._group.rank}: a backward pass after replica.backward() added to the gradient of "
-                f"{late!r}, which was exchanged already; use replica.backward(loss, more=True) for all passes of a "
-                "step but the last"
-            )
-        super().step(step, apply)
+        for work in (lambda: None, apply):  # a late gradient comes before the update, or in it
+            super().step(step, work)
+            if late := self._gradients.came_late:
+                raise SamovarError(
+                    f"step(): rank {self._group.rank}: a backward pass added to the gradient of {late!r} after its "
+                    "exchange; use replica.backward(loss, more=True) for all passes of a step but the last, and before "
+                    "step()"
+                )
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:

@@ -93,7 +93,7 @@ class FlatGradients:
         self._missing = [0] * len(buckets)
         self._bucket_final: BucketHook | None = None
         self._is_published = self._lacks_some = False
-        self._came_late = ""
+        self.came_late = ""  # the first parameter to whose exchanged gradient another backward pass has added
         self._hooks = [
             slot.parameter.register_post_accumulate_grad_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
             for slot in self._slots
@@ -158,11 +158,6 @@ class FlatGradients:
 
         self._is_published = True
 
-    def take_late(self) -> str:
-        """At a step: the parameter to whose exchanged gradient another backward pass has added; "" if there is none."""
-        late, self._came_late, self._is_published = self._came_late, "", False
-        return late
-
     def release(self) -> None:
         """Leave the parameters' gradients to autograd again."""
         for hook in self._hooks:
@@ -176,7 +171,7 @@ class FlatGradients:
                 "share_memory(), of the model or of a gradient, has moved the gradients, and none would be exchanged; "
                 "call it before replicate()"
             )
-        self._is_published, self._came_late = False, ""
+        self._is_published, self.came_late = False, ""
         self._missing = [len(bucket.entries) for bucket in self._buckets]
         for slot in self._slots:
             slot.begun = slot.written = False
@@ -188,7 +183,7 @@ class FlatGradients:
         """Move a gradient of autograd into the buffer. Outside our own backward it stays where it is."""
         bucket_final = self._bucket_final
         if bucket_final is None and self._is_published:
-            self._came_late = self._came_late or slot.name
+            self.came_late = self.came_late or slot.name
         if bucket_final is None or parameter.grad is None:
             return
         if self._factors is not None and self._factors.stand_for(slot.name):
