@@ -1,6 +1,7 @@
 """A state as JSON and named tensors, and back. Nothing is pickled."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from samovar.checkpoint.one_file import Block, Part
 from samovar.core.errors import InputError
 
 # None, a bool, number, string or list is itself. An object with one field is a tensor (real, or
-# complex as pairs), a dict, a tuple or a float.
+# complex as pairs), a dict, a Counter, a tuple or a float.
 Tree: TypeAlias = Any
 _CODES: Mapping[torch.dtype, str] = {
     **{getattr(torch, name): code for name, code in DTYPE_CODES.items()},
@@ -37,8 +38,9 @@ def put_together(tree: Tree, tensor: Callable[[str], torch.Tensor]) -> Any:
     match kind:
         case "tensor" | "complex":
             return tensor(value) if kind == "tensor" else torch.view_as_complex(tensor(value))
-        case "dict":
-            return {key: put_together(item, tensor) for key, item in value}
+        case "dict" | "counter":
+            items = {key: put_together(item, tensor) for key, item in value}
+            return items if kind == "dict" else Counter(items)
         case "tuple":
             return tuple(put_together(item, tensor) for item in value)
     return float(value)
@@ -67,7 +69,8 @@ def _tree(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Tree:
         tensors[place] = torch.view_as_real(value.detach().resolve_conj()) if is_complex else value
         return {"complex" if is_complex else "tensor": place}
     if isinstance(value, Mapping) and all(isinstance(key, str | int | float | None) for key in value):
-        return {"dict": [[key, _tree(item, _inner(place, key), tensors)] for key, item in value.items()]}
+        pairs = [[key, _tree(item, _inner(place, key), tensors)] for key, item in value.items()]
+        return {"counter" if isinstance(value, Counter) else "dict": pairs}
     if isinstance(value, list | tuple):
         items = [_tree(item, _inner(place, index), tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}

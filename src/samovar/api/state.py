@@ -1,5 +1,6 @@
 """A replica's state as plain tensors, numbers and strings, which `torch.save` and safe loading understand."""
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -99,7 +100,8 @@ def from_arrays(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: from_arrays(item) for key, item in value.items()}
+        copy = {key: from_arrays(item) for key, item in value.items()}
+        return Counter(copy) if isinstance(value, Counter) else copy  # schedulers count on it
     if isinstance(value, list | tuple):
         return (tuple if isinstance(value, tuple) else list)(map(from_arrays, value))  # a named one, too
     return value

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, SequentialLR
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -121,6 +122,26 @@ def test_extra_state_of_a_module_is_saved_and_loaded(team: ProcessGroup, tmp_pat
     assert loaded is not first
     assert (loaded["count"], tuple(loaded["shape"]), loaded["sums"].tolist()) == (3, (2, 1), [1.0, 1.0])
     assert [value.item() for value in extra] == [1.0, 0]
+
+
+def test_a_schedule_that_was_loaded_goes_on_past_its_milestones(team: ProcessGroup, tmp_path: Path) -> None:
+    """Torch keeps the milestones of such a schedule in a Counter, and asks it for what a dict has not."""
+    rates = []
+    for saves in (True, False):
+        model = nn.Linear(3, 2)
+        replica = replica_of(team, model, optimizer := sgd(model))
+        parts = [ConstantLR(optimizer), MultiStepLR(optimizer, [1, 2])]
+        schedule = SequentialLR(optimizer, parts, milestones=[2])
+        if saves:
+            replica.save(tmp_path / "state", schedule.state_dict())
+        else:
+            schedule.load_state_dict(replica.load(tmp_path / "state"))
+        for _ in range(5):
+            trained(replica, model, 1)
+            schedule.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[:5] == rates[5:]
+    assert len(set(rates)) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.bool])
