@@ -389,7 +389,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
     def _end(self) -> None:
         """The weights that `evaluating` shows stay in the model."""
         self._figures.end()
-        keep(self._model, self.evaluating())
+        keep(self._model, self._parameters.values(), self.evaluating())
         self._is_finished = self._loads.is_open = True
         self._optimizers.release()
 

@@ -1,7 +1,7 @@
 """A replica's state as plain tensors, numbers and strings, which `torch.save` and safe loading understand."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -84,9 +84,9 @@ def num_tensors(value: Any) -> int:
 
 
 @torch.no_grad()
-def keep(model: nn.Module, shown: AbstractContextManager[None]) -> None:
-    """The weights, and the means of buffers, that the model has inside `shown` stay in it."""
-    tensors = [*model.parameters(), *mean_buffers(model)]
+def keep(model: nn.Module, parameters: Iterable[nn.Parameter], shown: AbstractContextManager[None]) -> None:
+    """These parameters, and the means of buffers, that the model has inside `shown` stay in it."""
+    tensors = [*parameters, *mean_buffers(model)]
     with shown:
         final = [tensor.detach().clone() for tensor in tensors]
     for tensor, value in zip(tensors, final, strict=True):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, SequentialLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
@@ -334,6 +335,32 @@ def test_inputs_of_a_backward_pass_may_be_one_tensor(team: ProcessGroup) -> None
     model = nn.Linear(3, 2)
     replica_of(team, model, sgd(model)).backward(model(torch.ones(1, 3)).sum(), inputs=model.weight)
     assert (model.weight.grad is None, model.bias.grad is None) == (False, True)
+
+
+class Clones(TorchDispatchMode):
+    """The sizes of the tensors that are cloned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.clone.default:
+            self.sizes.add(args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("strategy", ["sync", "sync-easgd"])
+def test_the_end_copies_no_weights_that_are_frozen(team: ProcessGroup, strategy: str) -> None:
+    """They may fill more than half of the memory, as those under LoRA do."""
+    base, head = nn.Linear(3, 50).requires_grad_(False), nn.Linear(50, 2)
+    model = nn.Sequential(base, head)
+    replica = replica_of(team, model, torch.optim.SGD(head.parameters(), lr=0.1), strategy)
+    trained(replica, model, 1)
+    with Clones() as clones:
+        replica.finish()
+    assert head.weight.numel() in clones.sizes
+    assert base.weight.numel() not in clones.sizes
 
 
 def test_a_cache_that_was_made_in_inference_mode_does_not_stop_the_end(team: ProcessGroup) -> None:
