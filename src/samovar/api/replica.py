@@ -240,7 +240,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
             self._exchange = Exchange()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that this rank needs to resume with the same bits: numbers, strings and copied tensors.
+        """The state that this rank needs to resume with the same bits: numbers, strings and tensors on the CPU.
 
         It holds the model, the optimizers, the strategy, the step, and the place of each shard: its epoch, and the
         batches that the loop got of it. Call it after `step()`. Every rank saves and loads its own.

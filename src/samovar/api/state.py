@@ -94,11 +94,11 @@ def keep(model: nn.Module, parameters: Iterable[nn.Parameter], shown: AbstractCo
 
 
 def from_arrays(value: Any) -> Any:
-    """A deep copy with tensors in place of NumPy arrays."""
+    """A deep copy on the CPU, where a model fits twice, with tensors in place of NumPy arrays."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         copy = {key: from_arrays(item) for key, item in value.items()}
         return Counter(copy) if isinstance(value, Counter) else copy  # schedulers count on it
