@@ -199,10 +199,17 @@ from torch.utils.data import DataLoader
 from samovar import InputError
 from samovar.integrations.lightning import FabricStrategy, SamovarStrategy
 
+class Words(nn.Identity):
+    def get_extra_state(self):
+        return {"a": 0}
+
+    def set_extra_state(self, state):
+        assert state == {"a": 0}
+
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
-        self.lr, self.net = 0.01, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.lr, self.net = 0.01, nn.Sequential(Words(), nn.Linear(4, 4), nn.BatchNorm1d(4))
 
     def training_step(self, batch, _index):
         return self.net(batch).square().mean()
@@ -217,6 +224,8 @@ for callback in (LearningRateFinder(num_training_steps=5), StochasticWeightAvera
     trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[callback], **quiet)
     trainer.fit(Net(), loader)
     assert trainer.global_step >= 16
+    trainer.save_checkpoint("saved.ckpt")
+    Net.load_from_checkpoint("saved.ckpt")
 for strategy, callback in (("sync-easgd", StochasticWeightAveraging(0.01, 1)), ("local-sgd", EMAWeightAveraging())):
     strategy = SamovarStrategy(strategy)
     trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[callback], **quiet)

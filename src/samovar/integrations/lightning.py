@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from samovar.api.replica import Replica
+from samovar.api.state import from_arrays
 from samovar.core.errors import InputError
 from samovar.integrations.shared import SharedTraining
 from samovar.strategies.ours import StrategyName
@@ -121,7 +122,7 @@ class SamovarStrategy(_Sharing, DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         with self._training.evaluating():
-            return {name: value.clone() for name, value in super().lightning_module_state_dict().items()}
+            return dict(from_arrays(super().lightning_module_state_dict()))
 
     def teardown(self) -> None:
         self._shown.close()
