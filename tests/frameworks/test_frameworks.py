@@ -193,7 +193,9 @@ with accelerator.evaluating():
 import torch
 from lightning import Fabric, LightningModule, Trainer
 from lightning.fabric.plugins.precision import MixedPrecision
-from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning, EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
+)
 from torch import nn
 from torch.utils.data import DataLoader
 from samovar import InputError
@@ -226,13 +228,26 @@ for callback in (LearningRateFinder(num_training_steps=5), StochasticWeightAvera
     assert trainer.global_step >= 16
     trainer.save_checkpoint("saved.ckpt")
     Net.load_from_checkpoint("saved.ckpt")
-for strategy, callback in (("sync-easgd", StochasticWeightAveraging(0.01, 1)), ("local-sgd", EMAWeightAveraging())):
+class Thaw(BaseFinetuning):
+    def freeze_before_training(self, module):
+        self.freeze(module.net)
+
+    def finetune_function(self, module, epoch, optimizer):
+        if epoch:
+            self.unfreeze_and_add_param_group(module.net, optimizer)
+
+averaging = "choose sync, or leave the callback out"
+for strategy, callback, sentence in (
+    ("sync-easgd", StochasticWeightAveraging(0.01, 1), averaging),
+    ("local-sgd", EMAWeightAveraging(), averaging),
+    ("sync", Thaw(), "Thaw unfreezes parameters in the middle"),
+):
     strategy = SamovarStrategy(strategy)
     trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[callback], **quiet)
     try:
         trainer.fit(Net(), loader)
     except InputError as error:
-        assert "choose sync, or leave the callback out" in str(error), error
+        assert sentence in str(error), error
     else:
         raise AssertionError
 trainer = Trainer(accelerator="cpu", devices=1, strategy=SamovarStrategy("sync"), max_epochs=1, **quiet)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -62,7 +62,7 @@ class SamovarStrategy(_Sharing, DDPStrategy):
 
     Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
     end of training have the weights that count. Raises InputError if there are several optimizers, where the module has
-    a `backward` of its own, and for a callback that averages weights, with all strategies but `sync`.
+    a `backward` of its own, and for a callback that unfreezes parameters. One that averages weights needs `sync`.
     """
 
     def setup(self, trainer: Any) -> None:
@@ -74,6 +74,11 @@ class SamovarStrategy(_Sharing, DDPStrategy):
             raise InputError(
                 f"SamovarStrategy: {type(module).__name__} has {len(self.optimizers)} optimizers, or a backward() of "
                 "its own; one optimizer and Lightning's backward() can be shared"
+            )
+        if late := [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, BaseFinetuning)]:
+            raise InputError(
+                f"SamovarStrategy: {late[0]} unfreezes parameters in the middle, and those that train are shared from "
+                "the start; leave the callback out, and unfreeze between two calls of fit()"
             )
         self._training.train(module)
         self._training.begin([_inner(optimizer) for optimizer in self.optimizers])
