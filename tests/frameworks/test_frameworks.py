@@ -142,17 +142,21 @@ class Compare(TrainerCallback):
     def on_step_end(self, args, state, control, **_kept):
         assert trainer.predict(data).metrics["test_loss"] == trainer.evaluate(data)["eval_loss"]
 
+    def on_train_end(self, args, state, control, model, **_kept):
+        self.shown = model.weight.detach().clone()
+
 settings = dict(use_cpu=True, max_steps=3, eval_strategy="steps", eval_steps=1, save_strategy="no", report_to="none")
 trainer = Trainer(
     model_init=lambda: Net(4, 2),
     args=TrainingArguments("out", **settings),
     train_dataset=data,
     eval_dataset={"one": data, "two": data},
-    callbacks=[Compare()],
+    callbacks=[compare := Compare()],
     strategy="sync-easgd",
 )
-trainer.train()
-trainer.train()
+for _ in range(2):
+    trainer.train()
+    assert torch.equal(compare.shown, trainer.model.weight)
 """,
     "accelerate": """
 from safetensors.torch import load_file
@@ -194,7 +198,7 @@ import torch
 from lightning import Fabric, LightningModule, Trainer
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch.callbacks import (
-    BaseFinetuning, EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
+    BaseFinetuning, Callback, EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
 )
 from torch import nn
 from torch.utils.data import DataLoader
@@ -252,6 +256,16 @@ for strategy, callback, sentence in (
         raise AssertionError
 trainer = Trainer(accelerator="cpu", devices=1, strategy=SamovarStrategy("sync"), max_epochs=1, **quiet)
 trainer.fit(Net(), (batch for batch in loader))
+
+class Shown(Callback):
+    def on_train_end(self, trainer, module):
+        self.weight = module.net[1].weight.detach().clone()
+
+shown, net = Shown(), Net()
+strategy = SamovarStrategy("sync-easgd")
+trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, callbacks=[shown], **quiet)
+trainer.fit(net, loader)
+assert torch.equal(shown.weight, net.net[1].weight)
 changes = []
 for strategy in ("ddp", FabricStrategy("sync")):
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))

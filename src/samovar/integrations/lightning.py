@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -18,6 +18,9 @@ from samovar.api.state import from_arrays
 from samovar.core.errors import InputError
 from samovar.integrations.shared import SharedTraining
 from samovar.strategies.ours import StrategyName
+
+# The first of all callbacks: the others see the weights that count when training ends.
+_ENDING = LambdaCallback(on_train_end=lambda trainer, _module: trainer.strategy.on_train_end())
 
 
 class _Parts:
@@ -89,6 +92,8 @@ class SamovarStrategy(_Sharing, DDPStrategy):
                 f"SamovarStrategy: {found[0]} puts its mean into the model at the end, and {config.name} the weights "
                 "that count over it; choose sync, or leave the callback out"
             )
+        if _ENDING not in trainer.callbacks:
+            trainer.callbacks.insert(0, _ENDING)
 
     def on_train_start(self) -> None:
         """Begin again if LearningRateFinder has trained to an end already."""

@@ -18,12 +18,16 @@ class SharingMixin:
     """
 
     accelerator: Any
+    callback_handler: Any
 
     def __init__(
         self, *args: Any, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         self.training = SharedTraining(strategy, settings)
         super().__init__(*args, **kwargs)
+        ending: Any = transformers.TrainerCallback()  # the first of all: the others see the weights that count
+        ending.on_train_end = lambda *_given, **_kept: self.training.finish()
+        self.callback_handler.callbacks.insert(0, ending)
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
@@ -32,9 +36,7 @@ class SharingMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self.training.forget()  # what an interrupt has left, or a model of model_init
-        output = super().train(*args, **kwargs)  # type: ignore[misc]
-        self.training.finish()
-        return output
+        return super().train(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with self.training.evaluating():
