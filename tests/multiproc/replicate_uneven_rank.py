@@ -78,6 +78,27 @@ def gradients(process_group: ProcessGroup) -> Any:
     return result | {"wanted": values(model)}
 
 
+def scaled(process_group: ProcessGroup) -> Any:
+    return {name: _with_scaler(process_group, enabled=name == "scaled") for name in ("scaled", "plain")}
+
+
+def _with_scaler(process_group: ProcessGroup, *, enabled: bool) -> list[float]:
+    """Three epochs with a scale that grows, brought to all ranks after each one."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, enabled=enabled)
+    shard = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))
+    for _ in range(3):
+        for x, y in own_batches(shard):
+            optimizer.zero_grad()
+            replica.backward(scaler.scale(F.cross_entropy(model(x), y)))
+            replica.step(lambda: scaler.step(optimizer))
+            scaler.update()
+        scaler.load_state_dict(replica.broadcast(scaler.state_dict()))
+    replica.close()
+    return values(model)
+
+
 def compared(process_group: ProcessGroup) -> Any:
     """Ranks whose data has ended compare no weights of an earlier step with those of the others."""
     return run_out(process_group, compare_weights_steps=1)
@@ -243,6 +264,7 @@ SCENARIOS = {
         in_bfloat16,
         gradients,
         gradients_in_buckets_with_adam,
+        scaled,
         compared,
         damped,
         local_sgd,

@@ -42,6 +42,12 @@ def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str
         assert result["evaluated"] == ranks[0]["evaluated"]
 
 
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_scale_that_is_brought_to_all_after_each_epoch_changes_no_weight(world_size: int) -> None:
+    for result in of("scaled", world_size):
+        np.testing.assert_allclose(result["scaled"], result["plain"], rtol=1e-6)
+
+
 def test_no_gradient_of_a_rank_without_data_is_left_for_the_next_epoch() -> None:
     assert [result["left"] for result in of("in_bfloat16")] == [[], []]
 
