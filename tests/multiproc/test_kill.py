@@ -123,12 +123,14 @@ def test_a_resumed_run_counts_its_steps_from_the_snapshot(endless: Path, tmp_pat
         command.send(signal.SIGTERM)
         assert command.wait().return_code == 75
     saved = last_step(out)
+    snapshot, _ = SnapshotStore(out / "snapshots").latest()
     with start(endless, out, 1, "--snapshot", "latest") as command:
         process = command.wait_for_rank(0)
         command.until(lambda: ", resumed" in (out / "samovar.log").read_text(), "training begins")
         process.kill()
-        assert_ended_by(command, out, 0, signal.SIGKILL, [process])
+        ended = assert_ended_by(command, out, 0, signal.SIGKILL, [process])
     assert last_step(out) >= saved
+    assert re.search(f"; resume with --snapshot {re.escape(str(snapshot.parent))}/step_\\d+$", ended.error)
 
 
 @pytest.mark.parametrize("moment", ["start", "step", "save"])

@@ -170,7 +170,7 @@ class _RunningJob:
             ends = others.settled(ends, launch.signals, has_result=told.result is not None)
             launch.signals.kill_signal = launch.signals.kill_signal or others.kill_signal
         if launch.signals.kill_signal:
-            raise _killed_by(launch.signals, told.snapshot)
+            raise _killed_by(launch.signals, _how_to_resume(config, told.snapshot))
         if told.result is None and ends[0].return_code != 0:
             self._fail(blamed(ends, told.failures, lambda rank: self._state(rank).step))
         if told.result is None:
@@ -246,12 +246,13 @@ class _RunningJob:
         step, log = state.step, state.log
         if rank not in self._ranks:
             log = f"{log} on {self._config.host_of(rank).name}"
-        failure = self._told.failures.get(rank)
+        failure, resume = self._told.failures.get(rank), _how_to_resume(self._config, self._told.snapshot)
         if failure is None:
+            next_step = f"; {resume}" if self._config.job == "train" else ""  # other jobs never save
             seen = "" if rank in self._ranks and not Path(log).stat().st_size else f"; see {log}"
             raise RankFailed(
                 f"rank {rank} {self._policy.how(ends[0])} after step {step}, and the other ranks were ended"
-                f"{seen}{_if_saved(self._config)}"
+                f"{seen}{next_step}"
             )
         reason = failure.message.removeprefix(f"rank {rank}: ")
         sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
@@ -259,7 +260,8 @@ class _RunningJob:
             # Wrong input is wrong for every rank: which one met it first says nothing.
             sentence = failure.message
         elif failure.kind == NotFinite.__name__:
-            sentence = f"rank {rank}: {reason}; {_last_snapshot(self._told.snapshot)}"
+            is_finite = "" if self._told.snapshot is None else "the last snapshot has finite weights; "
+            sentence = f"rank {rank}: {reason}; {is_finite}{resume}"
         elif failure.kind == DeadlineExceeded.__name__:
             sentence = _silent(ends, self._config.workers) + sentence
         raise error_of(failure.kind, sentence, failure.exit_code, RankFailed)
@@ -315,25 +317,17 @@ def _without_result(signals: Signals) -> SamovarError:
     return RankFailed("all ranks ended without a result; if there is a snapshot, resume with --snapshot latest")
 
 
-def _killed_by(signals: Signals, snapshot: Path | None) -> EndedBySignal:
+def _killed_by(signals: Signals, resume: str) -> EndedBySignal:
     name = signal.Signals(signals.kill_signal).name
     sentence = f"ended by {name}"
     if signals.stop_signal:
-        last = "no snapshot was written" if snapshot is None else f"resume with --snapshot {snapshot}"
-        sentence = f"ended at once by a second signal ({name}); {last}"
+        sentence = f"ended at once by a second signal ({name}); {resume}"
     return EndedBySignal(sentence, signals.kill_signal)
 
 
-def _if_saved(config: RunConfig) -> str:
-    """The next step for a run that may have saved; other jobs never do."""
-    flag = "-snapshot and its .solverstate" if config.by_caffe else "--snapshot latest"
-    return f". If there is a snapshot, resume with {flag}" if config.job == "train" else ""
-
-
-def _last_snapshot(path: Path | None) -> str:
-    if path is None:
-        return "no snapshot was written"
-    return f"the last snapshot has finite weights; resume with --snapshot {path}"
+def _how_to_resume(config: RunConfig, snapshot: Path | None) -> str:
+    flag = "-snapshot" if config.by_caffe else "--snapshot"
+    return "no snapshot was written" if snapshot is None else f"resume with {flag} {snapshot}"
 
 
 def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:

@@ -151,12 +151,18 @@ def _require_same(config: RunConfig, replay: Path) -> None:
 
 
 def _last_run(net_name: str) -> Path:
-    """The run folder of this net under runs/ that a snapshot was last saved into."""
-    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name, KINDS)]
-    saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
+    """The folder under runs/ of this net's run that began last; raises InputError if that run saved no snapshot."""
+    runs = [path for path in run_folders_of(net_name, KINDS) if RunFolder(path).config.exists()]
+    runs.sort(key=lambda path: RunFolder(path).config.stat().st_mtime_ns)  # each start writes it
+    saved = [path for path in runs if (path / "snapshots" / LATEST).exists()]
     if not saved:
         raise InputError(
             f"--snapshot latest: no run of net {net_name!r} with a snapshot under {DEFAULT_PARENT}/; "
             "give the run folder with --out"
         )
-    return max(saved)[1].parent.parent
+    if saved[-1] != runs[-1]:  # another run, with settings of its own
+        raise InputError(
+            f"--snapshot latest: the last run, {runs[-1]}, saved none; begin again without it, or continue an earlier "
+            f"run with --out {saved[-1]}"
+        )
+    return saved[-1]

@@ -40,26 +40,29 @@ def test_a_run_by_the_caffe_command_resumes_from_the_solverstate_of_its_pair() -
     assert names == ["my.caffemodel_iter_5.solverstate", "a/lenet_iter_5.solverstate.h5", "a.caffemodel/step_00000005"]
 
 
-def job_in(folder: Path, config: RunConfig, log: str) -> Any:
+def job_in(folder: Path, config: RunConfig, log: str, snapshot: Path | None = None) -> Any:
     """One in which rank 0 was killed after step 5."""
     job: Any = object.__new__(_RunningJob)
-    job._config, job._ranks, job._folder, job._told = config, (0,), RunFolder(folder), Told()
+    job._config, job._ranks, job._folder, job._told = config, (0,), RunFolder(folder), Told(snapshot=snapshot)
     job._board, job._policy = SimpleNamespace(read=lambda *_: 5), SimpleNamespace(how=lambda _end: "was killed")
     (folder / "rank0.log").write_text(log)
     return job
 
 
 @pytest.mark.parametrize(
-    ("config", "end"),
+    ("config", "snapshot", "end"),
     [
-        (RunConfig("train", Path("a")), "rank0.log. If there is a snapshot, resume with --snapshot latest"),
-        (RunConfig("train", Path("a"), by_caffe=True), "resume with -snapshot and its .solverstate"),
-        (RunConfig("test", Path("a"), by_caffe=True), "rank0.log"),
-        (RunConfig("test", Path("a")), "rank0.log"),
+        (RunConfig("train", Path("a")), None, "rank0.log; no snapshot was written"),
+        (RunConfig("train", Path("a")), Path("b/step_00000005"), "rank0.log; resume with --snapshot b/step_00000005"),
+        (RunConfig("train", Path("a"), by_caffe=True), Path("b.solverstate"), "; resume with -snapshot b.solverstate"),
+        (RunConfig("test", Path("a"), by_caffe=True), None, "rank0.log"),
+        (RunConfig("test", Path("a")), None, "rank0.log"),
     ],
 )
-def test_only_what_may_have_saved_is_to_resume(tmp_path: Path, config: RunConfig, end: str) -> None:
-    job = job_in(tmp_path, config, "last words")
+def test_only_what_may_have_saved_is_to_resume(
+    tmp_path: Path, config: RunConfig, snapshot: Path | None, end: str
+) -> None:
+    job = job_in(tmp_path, config, "last words", snapshot)
     with pytest.raises(RankFailed, match=f"^rank 0 was killed after step 5, .*{re.escape(end)}$"):
         job._fail([RankEnd(0, -9)])
 

@@ -1,6 +1,7 @@
 """Which snapshot a run resumes from, and which folder takes a run."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,28 @@ def test_latest_is_of_this_net_and_of_none_whose_name_contains_its_name(
     folders = ("1400-lenet-sync", "1401-lenet-async-easgd-2", "1402-lenet-big-sync", "1403-my-lenet-sync")
     stores = [SnapshotStore(Path("runs", f"20261126-{name}", "snapshots")) for name in folders]
     saved = [store.save(1, {"model": {"weights": np.ones(1)}}) for store in stores]
+    for store in stores:
+        (store.folder.parent / "config.json").touch()
     assert find_snapshot("LeNet", "latest", None) == (saved[1], ())
     assert find_snapshot("LeNet big", "latest", None) == (saved[2], ())
     assert find_snapshot("LeNet", str(saved[0].parent / "latest"), None) == (saved[0], ())
+
+
+def test_latest_takes_no_earlier_run_if_the_last_one_saved_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither run has the settings of the other. A run that goes on in its folder is the last one again."""
+    monkeypatch.chdir(tmp_path)
+    earlier, last = (Path("runs", f"20261126-{name}") for name in ("1401-lenet-sync-2", "1401-lenet-sync-10"))
+    saved = SnapshotStore(earlier / "snapshots").save(1, {"model": {"weights": np.ones(1)}})
+    last.mkdir()
+    for began_s, folder in enumerate((earlier, last)):
+        (folder / "config.json").touch()
+        os.utime(folder / "config.json", (began_s, began_s))
+    with pytest.raises(InputError, match=f"last run, {last}, saved none; begin .* with --out {earlier}$"):
+        find_snapshot("LeNet", "latest", None)
+    os.utime(earlier / "config.json", (2, 2))
+    assert find_snapshot("LeNet", "latest", None) == (saved, ())
 
 
 def test_a_run_that_was_killed_is_not_mixed_with_another(tmp_path: Path) -> None:
