@@ -93,7 +93,12 @@ def test_a_box_from_beginning_to_end(tmp_path: Path) -> None:
         (described,) = json.loads(run("list", "--box", box, "--json"))
         assert [member["staleness_max"] for member in described["members"]] == [4, 4]
         saved = tmp_path / "lenet.safetensors"
-        assert "100,000 elements" in run("snapshot", "lenet", "--out", saved, "--box", box)
+        for _ in range(2):  # a snapshot replaces an earlier one
+            assert "100,000 elements" in run("snapshot", "lenet", "--out", saved, "--box", box)
+        (other := tmp_path / "solver.prototxt").write_text("a solver")
+        refused = run("snapshot", "lenet", "--out", other, "--box", box, code=2)
+        assert f"--out {other}: exists, and does not hold what is saved here" in refused
+        assert other.read_text() == "a solver"
         arrays = safetensors.numpy.load_file(saved)
         assert (arrays["center"] == 2).all()
         assert (arrays["versions"] == 2).all()

@@ -225,7 +225,7 @@ def snapshot(
 ) -> None:
     """Write a buffer to a file, also while workers train there."""
     _require_seconds({"--timeout": timeout})
-    require_place("--out", out)
+    require_place("--out", out, Content.read)
     content = saved(parse_endpoints(box, key_file), buffer, timeout)
     try:
         mark = content.write(out)
