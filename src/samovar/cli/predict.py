@@ -34,11 +34,12 @@ from samovar.strategies.traits import AUTO, KINDS, NONE
 
 ALL = "all"
 _MOST_WORKERS = 4096
-_CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
+_CLUSTER = f"{', '.join(preset_names())}; or a .toml file. Default: {HERE}."
 _WORKERS = "1..128 (doubled each time), or 2,6,12."
-_SHAPE = "Shape of an input whose data is not here. May be repeated."
+_SHAPE = "Of an input without data; one for each."
 _THREADS = "Compute threads of a worker that is timed here. Default: the cores, divided by a node's workers."
-_RECIPE = "auto: as `samovar train`; shares the batch."
+_RECIPE = f"auto: as `samovar train`; shares the batch. Default: {NONE}."
+_BATCH_MODE = f"per-worker, or global: all share the batch. Default: {BATCH_MODES[0]}."
 _STRATEGY = "all, or names with commas."
 
 
@@ -48,12 +49,12 @@ class NetFlags(NamedTuple):
     solver: Annotated[Path | None, flags.DATA("FILE", "Caffe solver (prototxt).")] = None
     net: Annotated[Path | None, flags.DATA("FILE", "Or a net (prototxt).")] = None
     profile: Annotated[Path | None, flags.DATA("FILE", "Or a profile of its layers.")] = None
-    shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE, hidden=True)] = None
+    shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE)] = None
     batch: Annotated[int | None, flags.DATA("N", "Samples a step. Default: the net's.", min=1)] = None
-    batch_mode: Annotated[
-        str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=BATCH_MODES)
-    ] = BATCH_MODES[0]
-    recipe: Annotated[str, flags.DATA("NAME", _RECIPE, choices=RECIPES)] = NONE
+    batch_mode: Annotated[str, flags.DATA("MODE", _BATCH_MODE, choices=BATCH_MODES, show_default=False)] = BATCH_MODES[
+        0
+    ]
+    recipe: Annotated[str, flags.DATA("NAME", _RECIPE, choices=RECIPES, show_default=False)] = NONE
     epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
     epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
 
@@ -61,7 +62,7 @@ class NetFlags(NamedTuple):
 class ClusterFlags(NamedTuple):
     """The cluster, and how many of its workers."""
 
-    cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names())] = HERE
+    cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names(), show_default=False)] = HERE
     workers: Annotated[str, flags.WORKERS("RANGE", _WORKERS)] = "1..16"
     threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True, min=1)] = None
 

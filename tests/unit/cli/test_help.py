@@ -61,6 +61,10 @@ def test_the_rest_is_in_help_all() -> None:
     assert every == {name for one in program.commands["train"].params for name in one.opts} | {"--help"}
 
 
+def test_a_flag_that_an_error_advises_is_in_the_short_help() -> None:
+    assert "--shape" in flags_in(help_of("predict")) & flags_in(help_of("inspect"))
+
+
 def test_flags_stand_in_panels_with_plain_titles() -> None:
     titles = re.findall(r"╭─ (.+?) ─", help_of("train"))
     assert titles == ["Data and files", "Workers", "How workers share", "Output and help"]

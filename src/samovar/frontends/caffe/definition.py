@@ -250,5 +250,5 @@ def _of_source(spec: LayerSpec) -> list[Shape]:
         flags = " ".join(f"--shape {top}=..." for top in spec.tops[:num])
         raise InputError(
             f"{error}. Without the source, give the shapes of layer '{spec.name}', batch first: "
-            f"input_shapes={{{tops}}} in Python, {flags} to samovar inspect"
+            f"input_shapes={{{tops}}} in Python, {flags} to samovar inspect or predict"
         ) from error

@@ -206,7 +206,8 @@ def test_what_cannot_be_loaded(tmp_path: Path, arguments: dict[str, object], mes
 
 def test_a_source_that_is_not_there_asks_for_shapes(tmp_path: Path) -> None:
     text = TRAIN.replace("crop_size: 6", "")
-    with pytest.raises(InputError, match=r"nowhere.*input_shapes=\{'data': "):
+    advice = r"input_shapes=\{'data': .*--shape data=\.\.\. to samovar inspect or predict$"
+    with pytest.raises(InputError, match=f"nowhere.*{advice}"):
         samovar.caffe.load(written(tmp_path, text), phase="TRAIN")
     net = samovar.caffe.load(written(tmp_path, text), phase="TRAIN", input_shapes={"data": (2, 2, 5, 5)})
     assert net.input_shapes == {"data": (2, 2, 5, 5), "label": (2,)}
