@@ -20,7 +20,7 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State
 
 _MAX_MANIFEST_BYTES = 1 << 28
-_NEXT_STEP = "use another snapshot, or --snapshot latest"
+NEXT_STEP = "use another snapshot, or --snapshot latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ def read_manifest(folder: Path) -> Manifest:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder; give one such as snapshots/step_00000600, or latest")
         if not path.is_file():
-            raise InputError(f"{folder} is not a complete snapshot: {MANIFEST_NAME} is missing; {_NEXT_STEP}")
+            raise InputError(f"{folder} is not a complete snapshot: {MANIFEST_NAME} is missing; {NEXT_STEP}")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise InputError(f"{path} is over {_MAX_MANIFEST_BYTES:,} bytes; {_NEXT_STEP}")
+            raise InputError(f"{path} is over {_MAX_MANIFEST_BYTES:,} bytes; {NEXT_STEP}")
         return decode(path.read_bytes())
     except DamagedManifest as error:
-        raise InputError(f"{path} {error}; {_NEXT_STEP}") from error
+        raise InputError(f"{path} {error}; {NEXT_STEP}") from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -80,7 +80,7 @@ def _read_part(folder: Path, part: str, manifest: Manifest) -> State:
     try:
         return _state(manifest.parts[part], arrays.parse(data))
     except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}; {_NEXT_STEP}") from error
+        raise InputError(f"{path} is damaged: {error}; {NEXT_STEP}") from error
 
 
 def _state(notes: Mapping[str, ValueNote], stored: dict[str, arrays.Array]) -> State:
@@ -134,16 +134,16 @@ def _compare(path: Path, found: FileMark, expected: FileMark) -> None:
     if found.sha256 != expected.sha256:
         raise InputError(
             f"{path} is damaged: its sha256 is {found.sha256[:12]}..., "
-            f"the manifest says {expected.sha256[:12]}...; {_NEXT_STEP}"
+            f"the manifest says {expected.sha256[:12]}...; {NEXT_STEP}"
         )
 
 
 def _compare_size(path: Path, found_bytes: int, expected: FileMark) -> None:
     if found_bytes != expected.size_bytes:
         raise InputError(
-            f"{path} is damaged: {found_bytes:,} bytes, the manifest says {expected.size_bytes:,}; {_NEXT_STEP}"
+            f"{path} is damaged: {found_bytes:,} bytes, the manifest says {expected.size_bytes:,}; {NEXT_STEP}"
         )
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read: {error.strerror}; {_NEXT_STEP}")
+    return InputError(f"{path} cannot be read: {error.strerror}; {NEXT_STEP}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from samovar.checkpoint import arrays
 from samovar.checkpoint.manifest import MANIFEST_NAME, PART_KEY, PART_SUFFIX, Manifest, is_plain_name, note
-from samovar.checkpoint.reading import read_manifest, verify
+from samovar.checkpoint.reading import NEXT_STEP, read_manifest, verify
 from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
@@ -124,9 +124,10 @@ class SnapshotStore:
             except InputError as error:
                 skipped.append(str(error))
             else:
-                return folder, tuple(skipped)
+                return folder, tuple(why.replace(NEXT_STEP, f"{folder.name} is taken") for why in skipped)
         if skipped:
-            raise InputError(f"{self.folder} holds no snapshot that is whole: " + "; ".join(skipped))
+            why = "; ".join(skipped).replace(f"; {NEXT_STEP}", "")
+            raise InputError(f"{self.folder} holds no snapshot that is whole: {why}; give one of another run")
         raise InputError(f"{self.folder} holds no snapshot; train with snapshots first, or leave --snapshot out")
 
     def clean(self) -> tuple[Path, ...]:

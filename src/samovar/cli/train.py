@@ -11,7 +11,7 @@ import typer
 
 from samovar.cli import flags
 from samovar.cli.command import gathered
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
+from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet, named
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
@@ -49,7 +49,7 @@ def _train(
     asynchronous: flags.Async,
     boxed: flags.Boxed,
     hosts: flags.HostFlags,
-    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.", parser=named)] = None,
     figures: flags.FigureFlags,
     quiet: Quiet = False,
     as_json: Annotated[bool, OUTPUT("", "Print result.json; progress goes to stderr.", "--json")] = False,
@@ -117,7 +117,7 @@ def test(
     master_addr: flags.MasterAddress = None,
     master_port: flags.MasterPort = None,
     key_file: flags.KeyFile = None,
-    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.")] = None,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.", parser=named)] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the outputs and the loss as JSON.", "--json")] = False,
     _help_all: HelpAll = False,
 ) -> None:

@@ -119,6 +119,7 @@ def test_latest_falls_back_and_says_what_was_wrong(store: SnapshotStore) -> None
     faults = store.latest()[1]
     skipped = "\n".join(faults)
     assert len(faults) == 2
+    assert all(fault.endswith("; step_00000002 is taken") for fault in faults)
     assert "step_00000004/model.safetensors is damaged: its sha256 is" in skipped
     assert "step_00000003 is not a complete snapshot: manifest.json is missing" in skipped
 
@@ -127,7 +128,10 @@ def test_nothing_to_load(store: SnapshotStore) -> None:
     with pytest.raises(InputError, match="holds no snapshot; train with snapshots first"):
         read_newest(store)
     damage(store.save(1, {"model": state(1)}))
-    with pytest.raises(InputError, match=r"no snapshot that is whole: .*step_00000001/model.safetensors"):
+    with pytest.raises(
+        InputError,
+        match=r"no snapshot that is whole: .*step_00000001/model.safetensors .*\.\.\.; give one of another run$",
+    ):
         read_newest(store)
 
 

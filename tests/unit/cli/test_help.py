@@ -76,6 +76,12 @@ def test_a_flag_that_help_leaves_out_is_taken_and_refused_like_any_other() -> No
     assert str(result.exception).startswith("--owner is not a setting of --strategy local-sgd: leave it out")
 
 
+@pytest.mark.parametrize("words", [("train", "--solver", "s"), ("test", "--model", "m", "--weights", "w")])
+def test_an_empty_out_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app_of(words), [*words, "--out", ""])
+    assert str(result.exception).startswith("--out '': names no folder; give one")
+
+
 def test_brackets_in_the_help_of_a_user_s_setting_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "bracketed.py"
     path.write_text(
