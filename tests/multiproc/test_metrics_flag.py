@@ -88,3 +88,14 @@ def test_a_trace_without_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = run("run", "-n", 2, "--trace", "steps=3-4", "script.py", folder=tmp_path)
     assert (ended.return_code, ended.errors.count("give --metrics FOLDER")) == (2, 1)
+
+
+@pytest.mark.slow
+def test_a_folder_that_has_a_run_of_train_keeps_its_figures(tmp_path: Path, solver: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    succeed("train", "--solver", solver, *TRAIN, folder=tmp_path)
+    before = (tmp_path / "out/metrics.jsonl").read_bytes()
+    ended = run("run", "-n", 2, "--metrics", "out", "script.py", folder=tmp_path)
+    sentence = "--metrics 'out': has a run of `samovar train`; give another folder"
+    assert (ended.return_code, ended.error) == (2, sentence)
+    assert (tmp_path / "out/metrics.jsonl").read_bytes() == before

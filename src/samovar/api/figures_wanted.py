@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
 from samovar.launcher.passing import locked
 from samovar.report.metrics import MetricsWriter
-from samovar.report.run_folder import RunFolder, create_run_folder_at
+from samovar.report.run_folder import RunFolder, create_figures_folder
 from samovar.report.sinks.base import Sink
 from samovar.report.sinks.choice import MetricsChoice, Place, metrics_choice, open_sinks
 
@@ -69,12 +70,13 @@ def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *
 class RunFile(Sink):
     """metrics.jsonl in the folder of one replica at a time; it is opened with the first line.
 
-    A program that loads a state continues behind the lines of that step. Raises InputError if the folder cannot be
-    used, or another replica uses it: of this process, or of another job.
+    A program that loads a state continues behind the lines of that step; one that does not keeps an older file under
+    another name. Raises InputError if the folder cannot be used, has a run of `samovar train`, or another replica uses
+    it: of this process, or of another job.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = create_run_folder_at(folder)
+        self._folder = create_figures_folder(folder, METRICS_WHAT)
         self._place = folder.resolve()
         if self._place in _folders_in_use:
             raise InputError(f"{METRICS_WHAT} {str(folder)!r}: another replica writes there; give each its own folder")
@@ -90,6 +92,8 @@ class RunFile(Sink):
 
     def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
         if self._writer is None:
+            if self._start_step == 0 and self._folder.metrics.exists():
+                self._put_aside(self._folder.metrics)
             self._writer = MetricsWriter(self._folder.metrics, self._start_step)
         self._writer.write(step, kind, values)
 
@@ -97,6 +101,11 @@ class RunFile(Sink):
         self._end()
         if (lock := _folders_in_use.pop(self._place, None)) is not None:
             os.close(lock)
+
+    def _put_aside(self, older: Path) -> None:
+        names = (older.with_name(f"{older.name}.{number}") for number in count(1))
+        kept = older.rename(next(name for name in names if not name.exists()))
+        warn(f"{older} had figures of an earlier run, and this one loaded no state: they are in {kept.name} now")
 
     def _end(self) -> None:
         if self._writer is not None:

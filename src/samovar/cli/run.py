@@ -35,6 +35,7 @@ from samovar.predict.cluster import load_cluster
 from samovar.predict.emulated import emulated
 from samovar.predict.kept import Kept
 from samovar.report.profile import load_profile
+from samovar.report.run_folder import create_figures_folder
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
 from samovar.report.wording import ranges
@@ -93,11 +94,12 @@ def run_script(
     chosen = ElasticFlags(elastic, join, min_workers, max_workers, num_ranks, master_addr, master_port, key_file)
     is_elastic = chosen.require_fitting(nodes=nodes, node_rank=node_rank, keep_going=keep_going, transport=transport)
     hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
-    output = ScriptOutput(with_doubles=all_lines)
-    settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
+    output, commands = ScriptOutput(with_doubles=all_lines), _rank_command(command, module)
+    is_first = hosts is None or hosts.number == 0
+    settings = _settings(transport, key_file) | _figure_settings(metrics, trace, makes_folder=is_first)
     settings |= _emulation(emulate, profile, num_ranks, (transport, hosts, chosen.name, keep_going), output.say)
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
-        launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts, kept)
+        launch = _launch(commands, num_ranks, hosts, output, grace, settings, max_restarts, kept)
         code = _ended(output, launch, kept)
     raise typer.Exit(code)
 
@@ -204,7 +206,7 @@ def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
 
-def _figure_settings(metrics: str | None, trace: str | None) -> dict[str, str]:
+def _figure_settings(metrics: str | None, trace: str | None, *, makes_folder: bool) -> dict[str, str]:
     settings = {}
     if metrics is not None:
         choice = metrics_choice(metrics, "--metrics")
@@ -214,6 +216,8 @@ def _figure_settings(metrics: str | None, trace: str | None) -> dict[str, str]:
             raise InputError(f"--trace {trace}: needs a folder for the trace; give --metrics FOLDER, too")
         TraceWindow.parse(trace)
         settings[TRACE] = trace
+    if metrics is not None and choice.folder is not None and makes_folder:
+        create_figures_folder(choice.folder, "--metrics")
     return settings
 
 

@@ -107,6 +107,13 @@ def create_run_folder_at(out: Path) -> RunFolder:
     return RunFolder(out)
 
 
+def create_figures_folder(folder: Path, what: str) -> RunFolder:
+    """The same for the figures of a loop. Raises InputError about `what`, too, if a run of `samovar train` is there."""
+    if RunFolder(folder).log.exists():
+        raise InputError(f"{what} {str(folder)!r}: has a run of `samovar train`; give another folder")
+    return create_run_folder_at(folder)
+
+
 def _refused(folder: Path, error: OSError) -> InputError:
     return InputError(
         f"cannot use {folder} as run folder: {error.strerror}; give a folder that can be written to with --out"

@@ -92,7 +92,9 @@ def test_a_loss_that_is_not_one_number_has_no_figure(team: ProcessGroup) -> None
     replica.close()
 
 
-def test_a_later_run_replaces_the_file_and_a_resumed_one_continues_it(team: ProcessGroup, tmp_path: Path) -> None:
+def test_a_later_run_puts_the_file_aside_and_a_resumed_one_continues_it(
+    team: ProcessGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = figures_wanted(tmp_path, None, has_center=False)
     replica, model = replica_of(team, wanted)
     steps(replica, model, 5)
@@ -104,10 +106,22 @@ def test_a_later_run_replaces_the_file_and_a_resumed_one_continues_it(team: Proc
     replica.close()
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
-    replica, model = replica_of(team, wanted)
-    steps(replica, model, 1)
-    replica.close()
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    assert "warning" not in capsys.readouterr().err
+    for number, num_lines in ((1, 7), (2, 1)):
+        replica, model = replica_of(team, wanted)
+        steps(replica, model, 1)
+        replica.close()
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+        assert len(read_metrics(tmp_path / f"metrics.jsonl.{number}")) == num_lines
+        told = f"this one loaded no state: they are in metrics.jsonl.{number} now"
+        assert capsys.readouterr().err.count(told) == 1
+
+
+def test_figures_do_not_go_into_a_run_of_train(team: ProcessGroup, tmp_path: Path) -> None:
+    (tmp_path / "samovar.log").touch()
+    with pytest.raises(InputError, match="has a run of `samovar train`; give another folder"):
+        replica_of(team, figures_wanted(tmp_path, None, has_center=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["samovar.log"]
 
 
 def test_two_replicas_cannot_share_a_folder(team: ProcessGroup, tmp_path: Path) -> None:
