@@ -69,6 +69,17 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path, digits: Path) -> None:
             assert "--out" in error
 
 
+def test_figures_of_a_script_on_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    """No rank is started."""
+    (tmp_path / "script.py").write_text("print('started')")
+    with disk(tmp_path / "small", "500k", "ro") as small:
+        out = small.place / "out"
+        ended = run("run", "-n", 2, "--metrics", out, "script.py", folder=tmp_path, prefix=small.command(tmp_path))
+    assert (ended.return_code, ended.output) == (2, "")
+    advice = "give a folder that can be written to with --metrics"
+    assert ended.error == f"cannot use {out} as run folder: Read-only file system; {advice}"
+
+
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path, digits: Path) -> None:
     """Nothing can be begun there, and nothing is left."""
     solver = write_solver(write_net(tmp_path, digits), NUM_STEPS)

@@ -94,7 +94,7 @@ class RunFile(Sink):
         if self._writer is None:
             if self._start_step == 0 and self._folder.metrics.exists():
                 self._put_aside(self._folder.metrics)
-            self._writer = MetricsWriter(self._folder.metrics, self._start_step)
+            self._writer = MetricsWriter(self._folder.metrics, self._start_step, "metrics or --metrics")
         self._writer.write(step, kind, values)
 
     def close(self) -> None:

@@ -24,14 +24,14 @@ class MetricsWriter(Sink, Closing):
     """Appends to `path`; a run that starts after `start_step` steps first drops the lines beyond it.
 
     The system has each line before `write` returns. Raises InputError if the disk refuses, or if `path` is a different
-    file.
+    file; `flag` names its folder.
     """
 
-    def __init__(self, path: Path, start_step: int = 0) -> None:
-        self._path = path
+    def __init__(self, path: Path, start_step: int = 0, flag: str = "--out") -> None:
+        self._path, self._advice = path, f"make room there or give another folder with {flag}"
         kept = _kept(path, start_step)
         self._last_steps = {line["kind"]: line["step"] for line in kept}
-        write_atomic(path, b"".join(json_line(line) for line in kept))
+        write_atomic(path, b"".join(json_line(line) for line in kept), self._advice)
         self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
@@ -44,9 +44,7 @@ class MetricsWriter(Sink, Closing):
             self._write_all(line)
         except OSError as error:
             self._file.truncate(end)  # half a line would spoil the next one
-            raise InputError(
-                f"{self._path} cannot be written: {error.strerror}; make room there or give another folder with --out"
-            ) from error
+            raise InputError(f"{self._path} cannot be written: {error.strerror}; {self._advice}") from error
         self._last_steps[kind] = step
 
     def close(self) -> None:

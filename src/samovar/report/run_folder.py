@@ -97,13 +97,13 @@ def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datet
         raise _refused(DEFAULT_PARENT, error) from error
 
 
-def create_run_folder_at(out: Path) -> RunFolder:
+def create_run_folder_at(out: Path, flag: str = "--out") -> RunFolder:
     """Create `out`, which may exist already. Raises InputError if it cannot be created or written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         _probe(out)
     except OSError as error:
-        raise _refused(out, error) from error
+        raise _refused(out, error, flag) from error
     return RunFolder(out)
 
 
@@ -111,13 +111,12 @@ def create_figures_folder(folder: Path, what: str) -> RunFolder:
     """The same for the figures of a loop. Raises InputError about `what`, too, if a run of `samovar train` is there."""
     if RunFolder(folder).log.exists():
         raise InputError(f"{what} {str(folder)!r}: has a run of `samovar train`; give another folder")
-    return create_run_folder_at(folder)
+    return create_run_folder_at(folder, what.rpartition(" ")[2])
 
 
-def _refused(folder: Path, error: OSError) -> InputError:
-    return InputError(
-        f"cannot use {folder} as run folder: {error.strerror}; give a folder that can be written to with --out"
-    )
+def _refused(folder: Path, error: OSError, flag: str = "--out") -> InputError:
+    advice = f"give a folder that can be written to with {flag}"
+    return InputError(f"cannot use {folder} as run folder: {error.strerror}; {advice}")
 
 
 def run_folders_of(net_name: str, strategies: Iterable[str]) -> list[Path]:

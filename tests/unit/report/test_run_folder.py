@@ -206,12 +206,12 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     program = (
         "import resource, sys; from pathlib import Path; from samovar.report.metrics import MetricsWriter\n"
-        "writer = MetricsWriter(Path(sys.argv[1]))\n"
+        "writer = MetricsWriter(Path(sys.argv[1]), 0, '--metrics')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "for step in range(100): writer.write(step, 'train', {'loss': 0.5})"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
-    assert "metrics.jsonl cannot be written: File too large" in done.stderr
+    assert "metrics.jsonl cannot be written: File too large; make room there or give another folder with --metrics" in done.stderr
     assert path.stat().st_size < 1000
     assert path.read_bytes().endswith(b"}\n")
     assert steps_of(path) == list(range(len(steps_of(path))))
