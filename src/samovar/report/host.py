@@ -177,10 +177,11 @@ def _cores(host: HostFigures) -> Iterator[Finding]:
             f"the control group gets the time of {host.cpu_quota_cores:g} cores on {allowed}: ranks will be paused",
             f"raise the cpu quota, or use --workers {max(1, int(host.cpu_quota_cores))}",
         )
-    if host.load_average > max(1.0, allowed / 2):
+    if (load := host.load_average) > max(1.0, allowed / 2):
+        num_busy = min(load, host.cores_present)
         yield Finding(
             "hint",
-            f"other programs keep {host.load_average:.1f} of {host.cores_present} cores busy (load average)",
+            f"other programs keep {num_busy:.1f} of {host.cores_present} cores busy (load average {load:.1f})",
             "end them, or the measured figures are too low",
         )
 

@@ -355,6 +355,8 @@ class End(Protocol):
 
 def end_sentence(first: End, ends: Sequence[End], host: str, passed_on: Sequence[int]) -> str:
     """The first failure: rank, host, way and time of the end, earlier signals, and the ends of the others."""
+    if passed_on and {end.return_code for end in ends} <= {-number for number in passed_on}:
+        return f"all ranks were stopped by {signal_names(passed_on)}"
     asked = f", {signal_names(passed_on)} having been passed on" if passed_on else ""
     sentence = f"rank {first.rank} (on {host}, process {first.process_id}) {how(first.return_code)}"
     return f"{sentence} after {first.seconds:.1f} s{asked}{_others(first, ends)}"

@@ -154,6 +154,7 @@ def test_a_healthy_machine_has_no_findings() -> None:
         ({"cpu_quota_cores": 2.5}, "warning", "time of 2.5 cores on 8", "--workers 2"),
         ({"cpu_quota_cores": 0.5}, "warning", "time of 0.5 cores on 8", "--workers 1"),
         ({"load_average": 6.0}, "hint", "6.0 of 8 cores busy", "end them"),
+        ({"load_average": 10.4}, "hint", "8.0 of 8 cores busy (load average 10.4)", "end them"),
         ({"memory_limit_bytes": 4 * GIB}, "warning", "memory limit is 4.0 GiB of 64.0", "raise it"),
         ({"memory_available_bytes": GIB}, "warning", "only 1.0 GiB", "fewer workers"),
         ({"memory_pressure_percent": 40.0, "swap_used_bytes": GIB}, "warning", "40 % of the time, 1.0 GiB", "fewer"),

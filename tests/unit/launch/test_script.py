@@ -49,6 +49,9 @@ def test_signals_have_names() -> None:
     sentence = end_sentence(killed, [killed], "tea", (2, 15, 15))
     assert "was killed by signal 11 (SIGSEGV) after" in sentence
     assert sentence.endswith("after 2.0 s, SIGINT, SIGTERM having been passed on")
+    asked = Ended(1, -2)
+    assert end_sentence(asked, [asked, Ended(0, -2)], "tea", (2,)) == "all ranks were stopped by SIGINT"
+    assert "SIGINT having been passed on; rank 0 failed too" in end_sentence(asked, [asked, Ended(0, 6)], "tea", (2,))
     assert "perhaps by the system for lack of memory" in end_sentence(Ended(1, -9), [], "tea", ())
     assert "signal 40 (40)" in end_sentence(Ended(1, -40), [], "tea", ())
 
