@@ -70,9 +70,8 @@ def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *
 class RunFile(Sink):
     """metrics.jsonl in the folder of one replica at a time; it is opened with the first line.
 
-    A program that loads a state continues behind the lines of that step; one that does not keeps an older file under
-    another name. Raises InputError if the folder cannot be used, has a run of `samovar train`, or another replica uses
-    it: of this process, or of another job.
+    A program that loads a state continues behind the lines of that step; else an older file gets another name. Raises
+    InputError if the folder cannot be used, has a run of `samovar train`, or another replica or job uses it.
     """
 
     def __init__(self, folder: Path) -> None:
