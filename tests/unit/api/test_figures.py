@@ -119,7 +119,7 @@ def test_a_later_run_puts_the_file_aside_and_a_resumed_one_continues_it(
 
 def test_a_folder_that_cannot_be_is_refused_by_the_name_of_the_argument(team: ProcessGroup, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="Not a directory; give a folder that can be written to with metrics$"):
+    with pytest.raises(InputError, match=r"Not a directory; give a folder that can be written to with metrics$"):
         replica_of(team, figures_wanted(tmp_path / "file/m", None, has_center=False))
 
 

@@ -211,7 +211,8 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         "for step in range(100): writer.write(step, 'train', {'loss': 0.5})"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
-    assert "metrics.jsonl cannot be written: File too large; make room there or give another folder with --metrics" in done.stderr
+    advice = "make room there or give another folder with --metrics"
+    assert f"metrics.jsonl cannot be written: File too large; {advice}" in done.stderr
     assert path.stat().st_size < 1000
     assert path.read_bytes().endswith(b"}\n")
     assert steps_of(path) == list(range(len(steps_of(path))))
