@@ -95,8 +95,7 @@ def run_script(
     is_elastic = chosen.require_fitting(nodes=nodes, node_rank=node_rank, keep_going=keep_going, transport=transport)
     hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
     output, commands = ScriptOutput(with_doubles=all_lines), _rank_command(command, module)
-    figures = _figure_settings(metrics, trace, makes_folder=hosts is None or hosts.number == 0)
-    settings = _settings(transport, key_file) | figures
+    settings = _settings(transport, key_file) | _figure_settings(metrics, trace, hosts)
     settings |= _emulation(emulate, profile, num_ranks, (transport, hosts, chosen.name, keep_going), output.say)
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
         launch = _launch(commands, num_ranks, hosts, output, grace, settings, max_restarts, kept)
@@ -206,13 +205,13 @@ def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
 
-def _figure_settings(metrics: str | None, trace: str | None, *, makes_folder: bool) -> dict[str, str]:
+def _figure_settings(metrics: str | None, trace: str | None, hosts: Hosts | None) -> dict[str, str]:
     choice = metrics_choice(metrics, "--metrics")
     if trace is not None:
         if choice.folder is None:
             raise InputError(f"--trace {trace}: needs a folder for the trace; give --metrics FOLDER, too")
         TraceWindow.parse(trace)
-    if choice.folder is not None and makes_folder:
+    if choice.folder is not None and (hosts is None or hosts.number == 0):  # rank 0 writes
         create_figures_folder(choice.folder, "--metrics")
     return {name: value for name, value in {METRICS: metrics, TRACE: trace}.items() if value is not None}
 
