@@ -108,7 +108,7 @@ def create_run_folder_at(out: Path, flag: str = "--out") -> RunFolder:
 
 
 def create_figures_folder(folder: Path, what: str) -> RunFolder:
-    """The same for the figures of a loop. Raises InputError about `what`, too, if a run of `samovar train` is there."""
+    """The same for the figures of a loop. Raises InputError about `what`, too, if it has a run of `samovar train`."""
     if RunFolder(folder).log.exists():
         raise InputError(f"{what} {str(folder)!r}: has a run of `samovar train`; give another folder")
     return create_run_folder_at(folder, what.rpartition(" ")[2])
