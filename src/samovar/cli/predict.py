@@ -39,7 +39,8 @@ _WORKERS = "1..128 (doubled each time), or 2,6,12."
 _SHAPE = "Of an input without data; one for each."
 _THREADS = "Compute threads of a worker that is timed here. Default: the cores, divided by a node's workers."
 _RECIPE = f"auto: as `samovar train`; shares the batch. Default: {NONE}."
-_BATCH_MODE = f"per-worker, or global: all share the batch. Default: {BATCH_MODES[0]}."
+_PER_WORKER, _GLOBAL = BATCH_MODES
+_BATCH_MODE = f"per-worker, or global: all share the batch. Default: {_PER_WORKER}."
 _STRATEGY = "all, or names with commas."
 
 
@@ -51,9 +52,7 @@ class NetFlags(NamedTuple):
     profile: Annotated[Path | None, flags.DATA("FILE", "Or a profile of its layers.")] = None
     shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE)] = None
     batch: Annotated[int | None, flags.DATA("N", "Samples a step. Default: the net's.", min=1)] = None
-    batch_mode: Annotated[str, flags.DATA("MODE", _BATCH_MODE, choices=BATCH_MODES, show_default=False)] = BATCH_MODES[
-        0
-    ]
+    batch_mode: Annotated[str, flags.DATA("MODE", _BATCH_MODE, choices=BATCH_MODES, show_default=False)] = _PER_WORKER
     recipe: Annotated[str, flags.DATA("NAME", _RECIPE, choices=RECIPES, show_default=False)] = NONE
     epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
     epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
@@ -176,7 +175,7 @@ def _samples(net: NetFlags, solvers: int | None) -> float | None:
 
 def _is_global(mode: str) -> bool:
     require_choice("--batch-mode", mode, BATCH_MODES)
-    return mode == BATCH_MODES[1]
+    return mode == _GLOBAL
 
 
 def _workers(written: str) -> tuple[int, ...]:

@@ -161,8 +161,6 @@ def _last_run(net_name: str) -> Path:
             "give the run folder with --out"
         )
     if saved[-1] != runs[-1]:  # another run, with settings of its own
-        raise InputError(
-            f"--snapshot latest: the last run, {runs[-1]}, saved none; begin again without it, or continue an earlier "
-            f"run with --out {saved[-1]}"
-        )
+        earlier = f"begin again without it, or continue an earlier run with --out {saved[-1]}"
+        raise InputError(f"--snapshot latest: the last run, {runs[-1]}, saved none; {earlier}")
     return saved[-1]

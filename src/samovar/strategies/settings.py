@@ -100,9 +100,8 @@ def _as_fast(chosen: Chosen, num_workers: int) -> float:
     Workers that were made up to more than twice as fast would go too far from each other.
     """
     num_groups = max(num_workers // (chosen["group_size"] or 1), 1)
-    rate = float(chosen["moving_rate"])
-    pulled = max(float(chosen["worker_rate"] or 0.0), rate)
-    return by_root(chosen, num_groups) * min(1 + pulled / (rate * num_groups), 2.0)
+    rate, worker_rate = float(chosen["moving_rate"]), float(chosen["worker_rate"] or 0.0)
+    return by_root(chosen, num_groups) * min(1 + max(worker_rate, rate) / (rate * num_groups), 2.0)
 
 
 # A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly. Adam

@@ -29,15 +29,7 @@ from samovar.transports.gaspi_library import (
     GaspiSegment,
     milliseconds,
 )
-from samovar.transports.looking import (
-    LINE_BYTES,
-    WORDS,
-    Ending,
-    LookingTransport,
-    LookingWindow,
-    Watcher,
-    end_at_once,
-)
+from samovar.transports.looking import LINE_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher, end_at_once
 
 _WATCH_S = 0.1
 _FIRST_BYTES = 1 << 20  # of segments; the later ones double, because a process can have 255
