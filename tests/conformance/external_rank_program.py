@@ -95,7 +95,22 @@ def verbs(transport: LookingTransport) -> Iterator[Any]:
     assert found[1:].tolist() == [*range(2, world_size + 1)]
     olds = tuple(of_all(transport, old))
     assert olds in {olds_of(tuple(changes), order) for order in permutations(range(world_size))}
+    add(transport)
     yield old
+
+
+def add(transport: LookingTransport) -> None:
+    """Every rank adds to the memory of rank 0, as rank 0 itself."""
+    rank, world_size = transport.group.rank, transport.group.world_size
+    window = transport.open_window("sums", 4000, world_size)
+    sent = transport.bytes_sent
+    for value in range(1, 101):
+        window.accumulate(0, 0, np.full(1000, rank + 1, np.float32), Notification(rank, value))
+    assert transport.bytes_sent - sent == (0 if rank == 0 else 400_000)
+    if rank == 0:
+        for peer in range(world_size):
+            window.wait(peer, 100, peer, harness.in_time())
+        assert (window.local.view(np.float32) == 100 * world_size * (world_size + 1) // 2).all()
 
 
 def mistakes(transport: LookingTransport) -> Iterator[Any]:

@@ -29,7 +29,16 @@ from samovar.transports.gaspi_library import (
     GaspiSegment,
     milliseconds,
 )
-from samovar.transports.looking import LINE_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher, end_at_once
+from samovar.transports.looking import (
+    LINE_BYTES,
+    WORD_BYTES,
+    WORDS,
+    Ending,
+    LookingTransport,
+    LookingWindow,
+    Watcher,
+    end_at_once,
+)
 
 _WATCH_S = 0.1
 _FIRST_BYTES = 1 << 20  # of segments; the later ones double, because a process can have 255
@@ -82,8 +91,8 @@ class GaspiTransport(LookingTransport):
         return window
 
     def _placed(self, name: str, num_bytes: int, num_slots: int) -> "GaspiWindow":
-        """Its zeroed memory, at the same place on every rank."""
-        size, most_slots = rounded_up(num_bytes, LINE_BYTES), self._library.num_notifications
+        """Its zeroed memory, at the same place on every rank, with a word behind it that locks it."""
+        size, most_slots = rounded_up(num_bytes + WORD_BYTES, LINE_BYTES), self._library.num_notifications
         if num_slots > most_slots:
             raise SamovarError(f"window {name!r}: it has {num_slots} slots, and GPI-2 gives at most {most_slots}")
         if is_new := not (self._segments and self._has_room(size, num_slots)):
@@ -274,6 +283,7 @@ class GaspiWindow(LookingWindow):
         self._library = transport._library
         self._segment = segment.number
         self._start = start
+        self._lock_offset = rounded_up(num_bytes, WORD_BYTES)
         self._values = np.zeros(num_slots, np.uint64)
         self._sent_values: dict[tuple[int, int], int] = {}
         self._taking = threading.Lock()
@@ -288,6 +298,20 @@ class GaspiWindow(LookingWindow):
         told = None if notification is None else self._told_to(peer, notification)
         self._transport.write(peer, self._segment, self._start + offset, data, told)
         self._transport.count_sent(data.nbytes)
+
+    def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        """GASPI has no such operation. This rank locks the peer's part of the window, gets the data, adds, and puts it
+        back.
+        """
+        data = np.ascontiguousarray(source).reshape(-1)
+        self._check(peer, offset, data.nbytes, notification)
+        with self._locked(peer):
+            held = np.empty_like(data)
+            self.get(peer, offset, held)
+            held += data
+            self.put(peer, offset, held)
+        if notification is not None:
+            self.notify(peer, notification)
 
     def _get(self, peer: int, offset: int, destination: Array) -> None:
         if peer == self._rank:
@@ -351,6 +375,16 @@ class GaspiWindow(LookingWindow):
 
     def _word(self, peer: int, offset: int) -> tuple[int, int, int]:
         return self._segment, self._start + offset, peer
+
+    @contextmanager
+    def _locked(self, peer: int) -> Iterator[None]:
+        word = self._word(peer, self._lock_offset)
+        swap = partial(self._transport.atomic, "atomic_compare_swap", peer, *word)
+        self._transport.finished(peer, lambda: swap(0, 1) == 0 or None, f"keeps window {self._name!r} locked")
+        try:
+            yield
+        finally:
+            swap(1, 0)
 
 
 def completed(before: int, told: int) -> int:

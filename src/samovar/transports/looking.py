@@ -137,6 +137,13 @@ class LookingWindow(PeerWindow):
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None: ...
 
     @abstractmethod
+    def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        """Add float32 or float64 to the peer's memory, then notify if asked.
+
+        Additions of several ranks are complete in the end; their order is not known.
+        """
+
+    @abstractmethod
     def fetch_add(self, peer: int, offset: int, value: int) -> int: ...
 
     @abstractmethod

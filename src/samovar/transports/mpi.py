@@ -136,6 +136,13 @@ class MpiWindow(LookingWindow):
         self._move(self._native.Put, data, MPI.BYTE, peer, offset)
         self._sent(peer, data.nbytes, notification)
 
+    def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        data = np.ascontiguousarray(source).reshape(-1)
+        self._check(peer, offset, data.nbytes, notification)
+        kind = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}[data.dtype]
+        self._move(self._native.Accumulate, data, kind, peer, offset, MPI.SUM)
+        self._sent(peer, data.nbytes, notification)
+
     def _get(self, peer: int, offset: int, destination: Array) -> None:
         self._move(self._native.Get, destination, MPI.BYTE, peer, offset)
 

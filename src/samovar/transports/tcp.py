@@ -177,6 +177,21 @@ class TcpWindow(PeerWindow):
         self._transport.tell(peer, self, request, np.ascontiguousarray(source))
         self._transport.count_sent(source.nbytes)
 
+    def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        """Add float32 or float64 to the peer's memory, then notify if asked.
+
+        Additions of several ranks are complete in the end; their order is not known.
+        """
+        self._check(peer, offset, source.nbytes, notification)
+        if peer == self._rank:
+            self.memory.add(offset, source)
+            self._notify_self(notification)
+            return
+        slot, value = _fields(notification)
+        request = PeerRequest(Verb.ADD, self.number, offset, source.nbytes, slot, value, dtype=source.dtype.type)
+        self._transport.tell(peer, self, request, np.ascontiguousarray(source))
+        self._transport.count_sent(source.nbytes)
+
     def _get(self, peer: int, offset: int, destination: Array) -> None:
         if peer == self._rank:
             destination[:] = self.memory.region(offset, len(destination))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.transports.base import Array
 
 WORD_BYTES = 8
 _WORDS = 2**64
@@ -29,6 +30,7 @@ class WindowMemory(ABC):
     def __init__(self, memory: Bytes, num_slots: int) -> None:
         self.bytes = memory
         self.num_slots = num_slots
+        self._adding = threading.Lock()
 
     def region(self, offset: int, num_bytes: int) -> Bytes:
         if not 0 <= offset <= len(self.bytes) - num_bytes:
@@ -46,6 +48,12 @@ class WindowMemory(ABC):
 
     @abstractmethod
     def set_slot(self, slot: int, value: int) -> None: ...
+
+    def add(self, offset: int, difference: Array) -> None:
+        """memory += difference, which is float32 or float64; one at a time."""
+        destination = self.region(offset, difference.nbytes).view(difference.dtype)
+        with self._adding:
+            _native.reduce(destination, [destination, difference])
 
     @abstractmethod
     def fetch_add(self, offset: int, value: int) -> int: ...

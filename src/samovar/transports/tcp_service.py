@@ -14,15 +14,16 @@ from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Array
 from samovar.transports.secure import PIECE_BYTES, ConnectionLost, SecureChannel
-from samovar.transports.tcp_memory import WindowTable
+from samovar.transports.tcp_memory import WindowMemory, WindowTable
 
-# verb, window, slot, offset, size or count, value, expected
-_REQUEST = struct.Struct("<B3xIqqqQQ")
+# verb, dtype, window, slot, offset, size or count, value, expected
+_REQUEST = struct.Struct("<BB2xIqqqQQ")
 _HELLO = struct.Struct("<8sIIIH2x16s")
 _MAGIC = b"samovarW"
 _VERSION = 1
 _MOST_BYTES = 1 << 46
 _MOST_SLOTS = 1 << 24
+_DTYPES: tuple[type[np.generic], ...] = (np.uint8, np.float32, np.float64)
 NO_SLOT = -1
 # At 100 Mbit/s a part takes 0.17 s, which is how long another thread's small message waits.
 PART_BYTES = 4 * PIECE_BYTES
@@ -32,6 +33,7 @@ class Verb(IntEnum):
     OPEN = 1  # window, size: bytes, slot: number of slots
     PUT = 2
     GET = 3  # answered by the bytes
+    ADD = 4
     FETCH_ADD = 5  # answered by the old value
     COMPARE_SWAP = 6  # likewise
     NOTIFY = 7
@@ -51,10 +53,12 @@ class PeerRequest:
     slot: int = NO_SLOT
     value: int = 0
     expected: int = 0
+    dtype: type[np.generic] = np.uint8
 
     def pack(self) -> bytes:
+        dtype = _DTYPES.index(self.dtype)
         words = self.value % 2**64, self.expected % 2**64
-        return _REQUEST.pack(self.verb, self.window, self.slot, self.offset, self.size, *words)
+        return _REQUEST.pack(self.verb, dtype, self.window, self.slot, self.offset, self.size, *words)
 
     def in_parts(self, body: Array | None) -> Iterator[tuple["PeerRequest", Array | None]]:
         """Requests of at most PART_BYTES that do the same together; the last one notifies."""
@@ -70,12 +74,14 @@ class PeerRequest:
     @classmethod
     def unpack(cls, header: bytes) -> "PeerRequest":
         """Raises SamovarError if no rank of this version sends it."""
-        verb, window, slot, offset, size, value, expected = _REQUEST.unpack_from(header)
-        if verb not in _VERBS:
-            raise SamovarError(f"no such request: verb {verb}")
+        verb, dtype, window, slot, offset, size, value, expected = _REQUEST.unpack_from(header)
+        if verb not in _VERBS or dtype >= len(_DTYPES):
+            raise SamovarError(f"no such request: verb {verb}, type {dtype}")
         if not (0 <= size <= _MOST_BYTES and 0 <= offset <= _MOST_BYTES and NO_SLOT <= slot <= _MOST_SLOTS):
             raise SamovarError(f"no such request: {size} bytes at {offset}, slot {slot}")
-        return cls(Verb(verb), window, offset, size, slot, value, expected)
+        if size % np.dtype(_DTYPES[dtype]).itemsize != 0:
+            raise SamovarError(f"no such request: {size} bytes are not whole elements")
+        return cls(Verb(verb), window, offset, size, slot, value, expected, _DTYPES[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,8 @@ class PeerService:
         match request.verb:
             case Verb.PUT:
                 channel.receive_body(window.region(request.offset, request.size), self._config.deadline())
+            case Verb.ADD:
+                self._add(channel, window, request)
             case Verb.GET:
                 channel.send_body(window.region(request.offset, request.size), self._config.deadline())
             case Verb.FETCH_ADD:
@@ -200,6 +208,15 @@ class PeerService:
                 self._answer(channel, window.compare_swap(request.offset, request.expected, request.value))
         if request.slot != NO_SLOT:
             window.set_slot(request.slot, request.value)
+
+    def _add(self, channel: SecureChannel, window: WindowMemory, request: PeerRequest) -> None:
+        """Piece by piece, so that it takes little memory; each is added as a whole."""
+        window.region(request.offset, request.size)
+        piece = np.empty(PIECE_BYTES, np.uint8)
+        for start in range(0, request.size, PIECE_BYTES):
+            part = piece[: min(PIECE_BYTES, request.size - start)]
+            channel.receive_body(part, self._config.deadline())
+            window.add(request.offset + start, part.view(request.dtype))
 
     def _answer(self, channel: SecureChannel, word: int) -> None:
         channel.send_body(np.array([word], np.uint64), self._config.deadline())

@@ -136,6 +136,23 @@ def test_words_are_changed_by_one_at_a_time(make_transports: MakeTransports) -> 
     assert windows[0].local.view(np.int64).tolist() == [0, -num_rounds * world_size, 3 * num_rounds * world_size]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_all_accumulate_is_all_there(make_transports: MakeTransports, dtype: type[np.floating]) -> None:
+    num_elements, world_size, num_rounds = 100_001, 3, 5
+    windows = [transport.open_window("sum", 8 * num_elements, world_size) for transport in make_transports(world_size)]
+
+    def play(rank: int) -> None:
+        for number in range(1, num_rounds + 1):
+            windows[rank].accumulate(0, 0, np.full(num_elements, 10.0**rank, dtype), Notification(rank, number))
+
+    with ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(play, range(world_size)))
+    for rank in range(world_size):
+        windows[0].wait(rank, num_rounds, rank, in_time())
+    total = windows[0].local[: num_elements * np.dtype(dtype).itemsize].view(dtype)
+    assert (total == 111.0 * num_rounds).all()
+
+
 def test_get_reads_the_peer_and_oneself(make_transports: MakeTransports) -> None:
     windows = [transport.open_window("data", 1_000_000, 1) for transport in make_transports(2)]
     for rank, window in enumerate(windows):
