@@ -91,7 +91,8 @@ class SharedCenter:
         self._session = self._open(processes, config, layout, choice)
         self._member_process, self._num_meetings = os.getpid(), 0
         seat = self._session.seat
-        self._members = BoxMembers(seat.board, seat.member, self._ranks.all, RunSteps(MEAN, 0), 0, _LOOK_S)
+        own, steps = choice is None, RunSteps(MEAN, 0)
+        self._members = BoxMembers(seat.board, seat.member, self._ranks.all, steps, 0, _LOOK_S, counts_ended=own)
         self._pushers = partial(_pushers, config.group_size or 1)
         self._follows = config.is_async  # where speeds are equal all stay to the end
         self._headcount = Headcount(self._members, self._members.num_living, self._pushers)

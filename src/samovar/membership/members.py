@@ -114,6 +114,8 @@ class BoxMembers:
 
     In between it knows the others' steps of the last read, and its own steps as they are now. So a member alone ends
     with its last step. `goal` is the number of steps at which this launch ends, `of_launch()` gives its members.
+    With `counts_ended` a member that ended in order is one of `num_living`: a center that followed the last worker
+    alone would lose what the mean of all had learned.
     """
 
     def __init__(
@@ -124,8 +126,11 @@ class BoxMembers:
         steps: RunSteps,
         goal: int,
         look_every_s: float,
+        *,
+        counts_ended: bool = False,
     ) -> None:
         self._board, self._member, self._of_launch = board, member, of_launch
+        self._counts_ended = counts_ended
         self._run, self._goal, self._every_s = steps, goal, look_every_s
         self._looked_s = self._posted_s = float("-inf")
         self._rows: dict[Member, Row] = {}
@@ -135,7 +140,8 @@ class BoxMembers:
     @property
     def num_living(self) -> int:
         self._look()
-        return max(1, len(self._living()))
+        ended = [row for row in self._rows.values() if row.process_id == 0 or self._progress_in(row).finished]
+        return max(1, len(self._living()) + len(ended) * self._counts_ended)
 
     @property
     def leads(self) -> bool:

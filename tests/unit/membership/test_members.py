@@ -29,7 +29,9 @@ def board() -> Iterator[Board]:
 class Launch:
     """Workers that stand on one board, each with a transport of its own."""
 
-    def __init__(self, board: Board, workers: int, goal: int, rule: str = "mean") -> None:
+    def __init__(
+        self, board: Board, workers: int, goal: int, rule: str = "mean", *, counts_ended: bool = False
+    ) -> None:
         descriptor = create_segment(workers)
         transports = [ShmTransport(descriptor, Group(rank, workers), oversubscribed=True) for rank in range(workers)]
         self.ranks = [LaunchRanks(transport) for transport in transports]
@@ -39,7 +41,8 @@ class Launch:
         for ranks in self.ranks:
             member = board.join()
             ranks.take(member, steps)
-            self.members.append(BoxMembers(board, member, ranks.all, RunSteps(rule, steps), goal, look_every_s=0.0))
+            run = RunSteps(rule, steps)
+            self.members.append(BoxMembers(board, member, ranks.all, run, goal, 0.0, counts_ended=counts_ended))
 
     def post(self, *steps: int, finished: bool = False) -> None:
         for members, done in zip(self.members, steps, strict=True):
@@ -100,6 +103,17 @@ def test_members_of_two_launches_see_each_other(board: Board) -> None:
         board.leave(ranks.own)
     assert second.members[0].leads
     assert second.members[0].num_living == 1
+
+
+@pytest.mark.parametrize("counts_ended", [False, True])
+def test_members_that_ended_in_order_may_count_on_for_the_moving_rate(board: Board, counts_ended: bool) -> None:
+    launch = Launch(board, 3, goal=100, counts_ended=counts_ended)
+    launch.post(5, 5, 5)
+    first, others = launch.members[0], launch.members[1:]
+    assert first.num_living == 3
+    others[0].post(MemberProgress(steps=6, finished=True))
+    board.leave(launch.ranks[2].all()[2])
+    assert first.num_living == (3 if counts_ended else 1)
 
 
 def test_between_two_looks_a_member_knows_its_own_steps(board: Board) -> None:
