@@ -168,14 +168,17 @@ class GradientExchange(Exchange):
         self._is_torn = False
 
     def step(self, step: int, apply: Apply) -> None:
-        for work in (lambda: None, apply):  # a late gradient comes before the update, or in it
-            super().step(step, work)
-            if late := self._gradients.came_late:
-                raise SamovarError(
-                    f"step(): rank {self._group.rank}: a backward pass added to the gradient of {late!r} after its "
-                    "exchange; use replica.backward(loss, more=True) for all passes of a step but the last, and before "
-                    "step()"
-                )
+        self._require_none_late()
+        super().step(step, apply)
+        self._require_none_late()  # from a pass inside the update
+
+    def _require_none_late(self) -> None:
+        if late := self._gradients.came_late:
+            raise SamovarError(
+                f"step(): rank {self._group.rank}: a backward pass added to the gradient of {late!r} after its "
+                "exchange; use replica.backward(loss, more=True) for all passes of a step but the last, and before "
+                "step()"
+            )
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:

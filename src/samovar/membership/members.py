@@ -140,8 +140,9 @@ class BoxMembers:
     @property
     def num_living(self) -> int:
         self._look()
-        ended = [row for row in self._rows.values() if row.process_id == 0 or self._progress_in(row).finished]
-        return max(1, len(self._living()) + len(ended) * self._counts_ended)
+        rows = self._rows.values() if self._counts_ended else ()
+        ended = [row for row in rows if row.process_id == 0 or self._progress_in(row).finished]
+        return max(1, len(self._living()) + len(ended))
 
     @property
     def leads(self) -> bool:

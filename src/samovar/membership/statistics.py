@@ -49,17 +49,16 @@ class ShownStatistics:
     def __init__(self, region: Region, ranks: Sequence[int]) -> None:
         self._region, self._ranks = region, ranks
         self.own = region.array[:-NUM_MARKS]
-        self._step_s = math.inf  # not known before the second step
         self.were_shown = _time_s(region.array) > 0  # by an earlier life of this rank
 
     def show(self, *, has_stepped: bool = True) -> None:
         """Let others read `own` from now on."""
         marks, now_s, last_s = self._region.array[-NUM_MARKS:], time.monotonic(), _time_s(self._region.array)
-        if has_stepped and last_s > 0:
-            step_s = now_s - last_s
-            self._step_s = step_s if self._step_s == math.inf else self._step_s + 0.1 * (step_s - self._step_s)
-        if has_stepped or last_s == 0:
-            marks[:2].view(np.float64)[0], marks[2] = now_s, self._step_s
+        if last_s > 0 and not has_stepped:
+            return
+        step_s, mean_s = now_s - last_s if last_s > 0 else math.inf, float(marks[2])  # known from the second step on
+        marks[2] = mean_s + 0.1 * (step_s - mean_s) if 0 < mean_s < math.inf else step_s
+        marks[:2].view(np.float64)[0] = now_s
 
     def mean(self) -> Array:
         """The mean of all that count; zeros if none was shown."""

@@ -232,8 +232,7 @@ def _lesson(question: Question, one: Prediction) -> Lesson:
         settings = {name: settings[name] for name in settings if name not in (BUCKET.name, OVERLAP.name, OWNER.name)}
     config = StrategyConfig.given(one.strategy, settings)
     recipe = config.traits.recipe if question.has_recipes and one.workers > 1 else None
-    settled = resolved(config, one.workers)
-    rate = 1.0 if recipe is None else recipe.rate_factor(settled, one.workers, is_adaptive=False)
+    rate = 1.0 if recipe is None else recipe.rate_factor(resolved(config, one.workers), one.workers, is_adaptive=False)
     return Lesson(config, question.cluster, question.work(one.workers), one.workers, rate)
 
 
