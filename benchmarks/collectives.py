@@ -34,7 +34,7 @@ from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.machine import NOMINAL
 from samovar.launch.numa import place
-from samovar.transports.keys import KEY_FILE_NAME, make_key
+from samovar.transports.keys import make_key
 from samovar.transports.shm import create_segment
 
 FOLDER = Path(__file__).parent
@@ -219,7 +219,7 @@ def measure(
             "between": len(hosts) > 0,
             "cells": cells,
         }
-        make_key(Path(folder, KEY_FILE_NAME))
+        make_key(Path(folder, "key.pem"))
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job))
         program = [sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)]

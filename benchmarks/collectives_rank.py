@@ -27,7 +27,7 @@ from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.base import Region, Transport
-from samovar.transports.keys import KEY_FILE_NAME, read_key
+from samovar.transports.keys import read_key
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.tcp import TcpTransport
 from samovar.transports.tcp_listen import address_of, listen
@@ -105,7 +105,7 @@ class Rank:
         torch.distributed.init_process_group("gloo", store=self.store, rank=rank, world_size=self.group.world_size)
         self._num_segments = 0
         self.barrier = open_barrier(self.transport())
-        self._key_file = Path(job["folder"], KEY_FILE_NAME)
+        self._key_file = Path(job["folder"], "key.pem")
 
     def transport(self) -> ShmTransport:
         """A segment of its own, so that its memory is free again when its windows are."""

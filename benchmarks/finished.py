@@ -64,7 +64,7 @@ def settings_of(
 ) -> dict[str, object]:
     """The settings that are not off, and the factor of the learning rate if it is not 1."""
     config = StrategyConfig(strategy)
-    chosen = resolved(by_recipe(config, num_workers) if with_recipe else config, num_workers)
+    chosen = resolved(by_recipe(config, num_workers, is_adaptive=is_adaptive) if with_recipe else config, num_workers)
     found = {setting.name: chosen[setting.name] for setting in config.traits.settings}
     recipe = config.traits.recipe
     rate = recipe.rate_factor(chosen, num_workers, is_adaptive=is_adaptive) if recipe and with_recipe else 1.0

@@ -105,7 +105,7 @@ class Rank:
 
     def __init__(self, cell: Simulated, folder: Path, transport: SimTransport, stack: contextlib.ExitStack) -> None:
         self.group = group = transport.group
-        strategy = settings_by_recipe(StrategyConfig(cell.strategy), group.world_size)
+        strategy = settings_by_recipe(StrategyConfig(cell.strategy), group.world_size, is_adaptive=False)
         chosen = resolved(strategy, group.world_size)
         config = RunConfig("train", folder / "solver.prototxt", recipe="auto", seed=cell.seed, strategy=chosen)
         config = replace(config, workers=group.world_size)

@@ -58,7 +58,8 @@ def only_one_has_it(process_group: ProcessGroup) -> str:
 
 
 def with_momentum_ahead(process_group: ProcessGroup) -> Any:
-    model, given = perceptron(), by_recipe(StrategyConfig("async-sgd"), process_group.group.world_size)
+    model, world_size = perceptron(), process_group.group.world_size
+    given = by_recipe(StrategyConfig("async-sgd"), world_size, is_adaptive=False)
 
     def replicated(nesterov: bool) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=nesterov)

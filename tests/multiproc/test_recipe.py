@@ -61,6 +61,26 @@ def test_a_solver_that_divides_by_the_size_of_gradients_gets_more_of_the_rate(so
     adam.write_text(solver.read_text().replace("base_lr: 0.01", 'base_lr: 0.001\ntype: "Adam"'))
     _, result = trained(adam, tmp_path / "adam", "--strategy", "local-sgd")
     assert result["recipe_changes"][-1] == "base_lr 0.001 -> 0.001414"
+    _, result = trained(adam, tmp_path / "outer", "--strategy", "diloco", "--iterations", 16)
+    assert {"outer_momentum 0.9 -> 0.5", "base_lr 0.001 -> 0.001515"} < set(result["recipe_changes"])
+
+
+_REPLICATED = """import samovar
+import torch
+
+model = torch.nn.Linear(3, 2)
+for kind in (torch.optim.Adam, torch.optim.SGD):
+    with samovar.replicate(model, kind(model.parameters(), lr=0.1), "diloco", recipe="auto", timeout_s=60):
+        pass
+"""
+
+
+def test_the_optimizer_of_a_loop_decides_about_the_settings_of_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(_REPLICATED)
+    ended = succeed("run", "-n", 2, "--oversubscribe", tmp_path / "loop.py", folder=tmp_path)
+    told = [line for line in (ended.output + ended.errors).splitlines() if "samovar: diloco" in line]
+    assert ["outer momentum 0.5" in line and "times 1.51523" in line for line in told] == [True, False]
+    assert ["outer momentum 0.9" in line and "times 0.142857" in line for line in told] == [False, True]
 
 
 @pytest.mark.slow

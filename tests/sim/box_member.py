@@ -10,9 +10,10 @@ import numpy as np
 from samovar.box import protocol
 from samovar.box.board import Member, MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.protocol import NOBODY, ON_BOARD, Kind, Operation, Reply, Request, Status
+from samovar.box.protocol import NOBODY, Kind, Operation, Reply, Request, Status
 from tests.unit.box.numpy_host import Array
 
+ON_BOARD = (Kind.ROWS, Kind.POST, Kind.WORD, Kind.SET_WORD, Kind.CLAIM_WORD)
 NUM_OPERATIONS = 8
 SHAPE = BufferShape(18, chunk_elements=4)
 CLAIMED_WORDS = range(3, 6)

@@ -18,14 +18,14 @@ import numpy as np
 
 from samovar.box import protocol
 from samovar.box.board import Member
-from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Reply, Request, Status
+from samovar.box.protocol import NOBODY, ON_CHUNKS, Kind, Reply, Request, Status
 from samovar.box.seats import answer, answer_on_board
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from samovar.transports.sim.world import SimRun
 from tests.sim.box_checks import check_board, check_updates
 from tests.sim.box_faults import HEALED_S, BoxFaults
-from tests.sim.box_member import NUM_OPERATIONS, PAUSE_S, SHAPE, Client
+from tests.sim.box_member import NUM_OPERATIONS, ON_BOARD, PAUSE_S, SHAPE, Client
 from tests.sim.harness import repeated_by
 from tests.sim.script import ALL, Script
 from tests.unit.box.numpy_host import Array, NumpyCenter, NumpySeat

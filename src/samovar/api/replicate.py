@@ -21,7 +21,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
 from samovar.core.errors import InputError, SamovarError, require_choice, require_whole
 from samovar.core.host import keep_freed_memory
-from samovar.frontends.torch.optimizers import Given
+from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.launch.identity import ElasticJob, Identity, elastic_job
 from samovar.launch.limits import allocator_is_chosen
 from samovar.report.sinks.choice import Place
@@ -183,7 +183,7 @@ def replicate(
     joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
     make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
-    return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined.group.world_size), joined)
+    return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined, optimizer), joined)
 
 
 def _of_worker(wanted: FiguresWanted, box: BoxChoice | None, transport: str, recipe: str) -> FiguresWanted:
@@ -245,11 +245,11 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
 
 
 def _by_recipe(
-    make: Callable[..., Replica], config: StrategyConfig, recipe: str, compared: int | None, world_size: int
+    make: partial[Replica], config: StrategyConfig, recipe: str, compared: int | None, joined: Joined, given: Given
 ) -> Replica:
-    """With the recipe, if one is to be used, and the settings that it changes."""
-    used = config.traits.recipe if recipe == AUTO and world_size > 1 else None
-    config = defaults.by_recipe(config, world_size) if used else config
+    used = config.traits.recipe if recipe == AUTO and joined.group.world_size > 1 else None
+    if used is not None:
+        config = defaults.by_recipe(config, joined.group.world_size, is_adaptive=Optimizers(given).are_adaptive)
     return make(config=config, compare_weights_steps=compared, recipe=used)
 
 

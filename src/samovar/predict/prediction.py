@@ -152,7 +152,7 @@ def fitting_settings(question: Question, name: str, num_workers: int) -> dict[st
     if traits.in_groups and "group_size" not in fitting:
         fitting |= _node_as_group(question.cluster, num_workers)
     if question.has_recipes and traits.recipe is not None and traits.recipe.settings:
-        chosen = by_recipe(StrategyConfig.given(name, fitting), num_workers)
+        chosen = by_recipe(StrategyConfig.given(name, fitting), num_workers, is_adaptive=False)
         fitting |= {key: chosen[key] for key in traits.recipe.settings if chosen[key] is not None}
     return fitting
 

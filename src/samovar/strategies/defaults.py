@@ -19,26 +19,28 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     return kind_of(config.name).settled(given, world_size)
 
 
-def by_recipe(config: StrategyConfig, world_size: int) -> StrategyConfig:
+def by_recipe(config: StrategyConfig, world_size: int, *, is_adaptive: bool) -> StrategyConfig:
     """`config` with the settings of its strategy's recipe for `world_size` workers, where none is given."""
-    return config.but({name: value for name, value in _of_recipe(config, world_size).items() if config[name] is None})
+    found = _of_recipe(config, world_size, is_adaptive)
+    return config.but({name: value for name, value in found.items() if config[name] is None})
 
 
-def recipe_changes(config: StrategyConfig, world_size: int) -> tuple[Change, ...]:
+def recipe_changes(config: StrategyConfig, world_size: int, *, is_adaptive: bool) -> tuple[Change, ...]:
     """The settings of a resolved `config` that are not the defaults, but those of its recipe."""
     defaults = {setting.name: setting.default_for(config, world_size) for setting in config.traits.settings}
     return tuple(
         Change(name, float(defaults[name] or 0.0), value)
-        for name, value in _of_recipe(config, world_size).items()
+        for name, value in _of_recipe(config, world_size, is_adaptive).items()
         if config[name] == value != defaults[name]
     )
 
 
-def _of_recipe(config: StrategyConfig, world_size: int) -> dict[str, float]:
+def _of_recipe(config: StrategyConfig, world_size: int, is_adaptive: bool) -> dict[str, float]:
     recipe = config.traits.recipe
     if recipe is None or world_size == 1:
         return {}
-    return {name: rule(config, world_size) for name, rule in recipe.settings.items()}
+    rules = {**recipe.settings, **(recipe.if_adaptive if is_adaptive else {})}
+    return {name: rule(config, world_size) for name, rule in rules.items()}
 
 
 def warnings(config: StrategyConfig, world_size: int, steps: range = range(0)) -> tuple[str, ...]:

@@ -69,13 +69,9 @@ def _streams(chosen: Chosen) -> bool:
     return (chosen["fragments"] or 1) > 1 or chosen["compress"] not in (None, NONE) or is_late
 
 
-def _without_gain(chosen: Chosen, _num_workers: int) -> float:
+def without_gain(chosen: Chosen, _num_workers: int) -> float:
     """The outer step moves the center rate / (1 - momentum) times as far as the workers went."""
     return float((1 - (chosen["outer_momentum"] or 0.0)) / (chosen["outer_rate"] or 1.0))
-
-
-# Workers that go less far stay closer together, and the outer step makes up for it.
-RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
 
 
 @strategy(
@@ -92,7 +88,10 @@ RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
         COMPRESS_DIFFERENCES.among(NONE, "bf16", "int8", "int4"),
         ALWAYS_COMPRESSES,
     ),
-    recipe=RECIPE,
+    # Workers that go less far stay closer, and the outer step makes up for it. After Adam, much momentum lags behind.
+    recipe=Recipe(
+        {SYNC_PERIOD_STEPS: always(16)}, {OUTER_MOMENTUM.name: always(0.5)}, without_gain, lambda _, p: 1.5 * p**0.5
+    ),
     regroups=True,
 )
 class DiLoCo(LocalSteps):

@@ -26,13 +26,14 @@ UNCHANGED = always(1.0)
 class Recipe:
     """P workers share one worker's batch, and make as many steps as it would: the same samples in all.
 
-    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's. It
-    is `adaptive_rate` times that if the solver divides steps by the size of gradients, as Adam does. A P-th of the
-    batch has noisier gradients, so such steps go less far. `is_default`: it holds if nothing is said about recipe or
-    batch. Source: Malladi et al. 2022 (square-root scaling).
+    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's. If the
+    solver divides steps by the size of gradients, as Adam does, it is `adaptive_rate` times that, and the settings of
+    `if_adaptive` come first. A P-th of the batch has noisier gradients, so such steps go less far. `is_default`: it
+    holds if nothing is said about recipe or batch. Source: Malladi et al. 2022 (square-root scaling).
     """
 
     settings: Mapping[str, Rule] = field(default_factory=dict)
+    if_adaptive: Mapping[str, Rule] = field(default_factory=dict)
     rate: Rule = UNCHANGED
     adaptive_rate: Rule = by_root
     is_default: bool = True

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.strategies.base import strategy
-from samovar.strategies.diloco import OUTER_MOMENTUM, OUTER_RATE, RECIPE, DiLoCo
-from samovar.strategies.recipe import always
+from samovar.strategies.diloco import OUTER_MOMENTUM, OUTER_RATE, DiLoCo, without_gain
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import SYNC_PERIOD
 from samovar.strategies.traits import SYNC_PERIOD_STEPS
 from samovar.transports.base import Array
@@ -21,7 +21,7 @@ from samovar.transports.base import Array
         OUTER_RATE.by_default(1.0),
         replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.").by_default(0.5),
     ),
-    recipe=replace(RECIPE, settings={SYNC_PERIOD_STEPS: always(16), OUTER_MOMENTUM.name: always(0.3)}),
+    recipe=Recipe(settings={SYNC_PERIOD_STEPS: always(16), OUTER_MOMENTUM.name: always(0.3)}, rate=without_gain),
     regroups=True,
 )
 class SlowMo(DiLoCo):

@@ -18,10 +18,11 @@ def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[C
     recipe = config.used_recipe
     if recipe is None or config.workers == 1:
         return caffe, ()
-    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=caffe.type not in PLAIN_TYPES)
+    is_adaptive = caffe.type not in PLAIN_TYPES
+    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=is_adaptive)
     changed = replace(caffe, base_lr=caffe.base_lr * factor)
     batch = f"a worker's batch {batch_size:,} -> {batch_size / config.workers:,.4g}"
-    settings = map(str, recipe_changes(config.strategy, config.workers))
+    settings = map(str, recipe_changes(config.strategy, config.workers, is_adaptive=is_adaptive))
     return changed, (batch, *settings, *changes(caffe, changed))
 
 

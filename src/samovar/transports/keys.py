@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from samovar.core.errors import InputError
 
-KEY_FILE_NAME: Final = "key.pem"
-_MOST_BYTES: Final = 16_384
+_MOST_BYTES = 16_384
 _SIDES = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 

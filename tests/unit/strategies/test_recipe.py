@@ -23,29 +23,31 @@ def test_each_of_ours_has_one_and_all_but_sync_use_it_by_default() -> None:
     assert [name for name, recipe in recipes.items() if recipe and not recipe.is_default] == ["sync"]
 
 
+@pytest.mark.parametrize("is_adaptive", [False, True])
 @pytest.mark.parametrize("num_workers", [2, 4, 16])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_its_settings_are_allowed_and_told_as_changes(name: str, num_workers: int) -> None:
-    chosen = resolved(by_recipe(StrategyConfig(name), num_workers), num_workers)
+def test_its_settings_are_allowed_and_told_as_changes(name: str, num_workers: int, is_adaptive: bool) -> None:
+    chosen = resolved(by_recipe(StrategyConfig(name), num_workers, is_adaptive=is_adaptive), num_workers)
     default = resolved(StrategyConfig(name), num_workers)
-    changes = {change.name: (change.before, change.after) for change in recipe_changes(chosen, num_workers)}
+    told = recipe_changes(chosen, num_workers, is_adaptive=is_adaptive)
     recipe = KINDS[name].traits.recipe
     assert recipe is not None
     assert recipe.rate_factor(chosen, num_workers, is_adaptive=False) == recipe.rate(chosen, num_workers) > 0
-    assert changes == {
-        key: (default[key] or 0.0, chosen[key]) for key in recipe.settings if chosen[key] != default[key]
+    names = {*recipe.settings, *(recipe.if_adaptive if is_adaptive else ())}
+    assert {change.name: (change.before, change.after) for change in told} == {
+        key: (default[key] or 0.0, chosen[key]) for key in names if chosen[key] != default[key]
     }
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_worker_needs_none(name: str) -> None:
-    assert by_recipe(StrategyConfig(name), 1) == StrategyConfig(name)
+    assert by_recipe(StrategyConfig(name), 1, is_adaptive=True) == StrategyConfig(name)
 
 
 def test_a_given_setting_stays() -> None:
-    given = resolved(by_recipe(StrategyConfig("sync-easgd", sync_period_steps=5), 4), 4)
+    given = resolved(by_recipe(StrategyConfig("sync-easgd", sync_period_steps=5), 4, is_adaptive=False), 4)
     assert given.sync_period_steps == 5
-    assert [change.name for change in recipe_changes(given, 4)] == ["worker_rate"]
+    assert [change.name for change in recipe_changes(given, 4, is_adaptive=False)] == ["worker_rate"]
 
 
 @pytest.mark.parametrize(("rate", "momentum", "factor"), [(0.7, 0.9, 1 / 7), (1.0, 0.0, 1.0), (1.0, 0.5, 0.5)])
@@ -61,7 +63,9 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
     [
         ("sync", {}, 1.0),
         ("local-sgd", {}, 2.0),
-        ("diloco", {}, 2.0 / 7.0),
+        ("diloco", {}, 3.0 * 0.5 / 0.7),
+        ("diloco", {"outer_momentum": 0.9}, 3.0 * 0.1 / 0.7),
+        ("slowmo", {}, 2.0 * 0.7),
         ("async-sgd", {}, 2.0),
         ("async-easgd", {"moving_rate": 0.25}, 2.0 * 1.5),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.75}, 2.0 * 1.75),
@@ -73,7 +77,7 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
 def test_adam_steps_farther_on_a_part_of_the_batch_and_against_the_pull(
     name: str, more: dict[str, Any], factor: float
 ) -> None:
-    chosen = resolved(by_recipe(StrategyConfig(name).but(more), 4), 4)
+    chosen = resolved(by_recipe(StrategyConfig(name).but(more), 4, is_adaptive=True), 4)
     recipe = chosen.traits.recipe
     assert recipe is not None
     assert recipe.rate_factor(chosen, 4, is_adaptive=True) == pytest.approx(factor)
