@@ -17,7 +17,7 @@ from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
 from samovar.strategies.local_sgd import LocalSteps, residual_notes, residuals_fit, take_array
-from samovar.strategies.recipe import Recipe, always
+from samovar.strategies.recipe import Recipe, always, by_root
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS_DIFFERENCES, SYNC_PERIOD
 from samovar.strategies.traits import NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 from samovar.transports.base import Array
@@ -88,9 +88,10 @@ def without_gain(chosen: Chosen, _num_workers: int) -> float:
         COMPRESS_DIFFERENCES.among(NONE, "bf16", "int8", "int4"),
         ALWAYS_COMPRESSES,
     ),
-    # Workers that go less far stay closer, and the outer step makes up for it. After Adam, much momentum lags behind.
+    # Workers that go less far stay closer together, and the outer step makes up for it. After Adam's steps a center of
+    # much momentum lags behind; half more than the root was measured on a transformer with four workers.
     recipe=Recipe(
-        {SYNC_PERIOD_STEPS: always(16)}, {OUTER_MOMENTUM.name: always(0.5)}, without_gain, lambda _, p: 1.5 * p**0.5
+        {SYNC_PERIOD_STEPS: always(16)}, {OUTER_MOMENTUM.name: always(0.5)}, without_gain, adaptive_rate=by_root(1.5)
     ),
     regroups=True,
 )

@@ -14,12 +14,12 @@ def always(value: float) -> Rule:
     return lambda _chosen, _num_workers: value
 
 
-def by_root(_chosen: Any, num_workers: int) -> float:
-    """sqrt(P): as the noise of the mean of P steps is less by that, so is the noise that each of them is divided by."""
-    return math.sqrt(num_workers)
+def by_root(times: float) -> Rule:
+    """`times` sqrt(P): each of P steps is divided by so much more noise (Malladi et al. 2022, square-root scaling)."""
+    return lambda _chosen, num_workers: times * math.sqrt(num_workers)
 
 
-UNCHANGED = always(1.0)
+UNCHANGED, BY_ROOT = always(1.0), by_root(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,13 @@ class Recipe:
 
     `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's. If the
     solver divides steps by the size of gradients, as Adam does, it is `adaptive_rate` times that, and the settings of
-    `if_adaptive` come first. A P-th of the batch has noisier gradients, so such steps go less far. `is_default`: it
-    holds if nothing is said about recipe or batch. Source: Malladi et al. 2022 (square-root scaling).
+    `if_adaptive` come first. `is_default`: it holds if nothing is said about recipe or batch.
     """
 
     settings: Mapping[str, Rule] = field(default_factory=dict)
     if_adaptive: Mapping[str, Rule] = field(default_factory=dict)
     rate: Rule = UNCHANGED
-    adaptive_rate: Rule = by_root
+    adaptive_rate: Rule = BY_ROOT
     is_default: bool = True
 
     def rate_factor(self, chosen: Any, num_workers: int, *, is_adaptive: bool) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.collectives.encoded import CODECS
-from samovar.strategies.recipe import Recipe, always, by_root
+from samovar.strategies.recipe import BY_ROOT, Recipe, always
 from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 
 SYNC_PERIOD = Setting(
@@ -101,7 +101,7 @@ def _as_fast(chosen: Chosen, num_workers: int) -> float:
     """
     num_groups = max(num_workers // (chosen["group_size"] or 1), 1)
     rate, worker_rate = float(chosen["moving_rate"]), float(chosen["worker_rate"] or 0.0)
-    return by_root(chosen, num_groups) * min(1 + max(worker_rate, rate) / (rate * num_groups), 2.0)
+    return BY_ROOT(chosen, num_groups) * min(1 + max(worker_rate, rate) / (rate * num_groups), 2.0)
 
 
 # A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly. Adam
