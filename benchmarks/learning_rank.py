@@ -163,25 +163,35 @@ class Plain:
         self._learner.loss(self._net, batch).backward()
         self._learner.optimizer.step()
 
+    def is_done(self, own_steps: int, num_steps: int) -> bool:
+        return own_steps >= num_steps
+
     def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class Ours:
-    """The same loop with `samovar.replicate`."""
+    """The same loop with `samovar.replicate`. Asynchronous workers take their batches on demand."""
 
     def __init__(self, learner: Learner, strategy: StrategyName) -> None:
         self._learner = learner
         self._replica = samovar.replicate(
             learner.net, learner.optimizer, strategy=strategy, recipe="auto", timeout_s=TIMEOUT_S
         )
-        self.batches = _for_ever(self._replica.shard(learner.batches))
+        self._is_async = self._replica.config.is_async
+        self._shard = self._replica.shard(learner.batches, on_demand=self._is_async)
+        self.batches = _for_ever(self._shard)
         self.evaluating = self._replica.evaluating
 
     def step(self, batch: Any) -> None:
         self._learner.optimizer.zero_grad()
         self._replica.backward(self._learner.loss(self._learner.net, batch))
         self._replica.step()
+
+    def is_done(self, own_steps: int, num_steps: int) -> bool:
+        """Whether each rank has made `num_steps`; asynchronous ranks on average."""
+        done = self._shard.epochs_done * len(self._learner.batches) if self._is_async else own_steps
+        return done >= num_steps
 
 
 def _for_ever(batches: Iterable[Any]) -> Iterator[Any]:
@@ -199,12 +209,13 @@ def main() -> None:
     learner = NETS[job["net"]](job, group)
     is_theirs = job["side"] in ("plain", "ddp")
     side = Plain(learner, group, job["side"] == "ddp") if is_theirs else Ours(learner, job["side"])
-    tests, seconds, batches = [], 0.0, iter(side.batches)
+    tests, seconds, own_steps, batches = [], 0.0, 0, iter(side.batches)
     num_steps = job["num_samples"] // job["batch"]
     for part in range(job["num_tests"]):
         began = time.perf_counter()
-        for _ in range(num_steps // job["num_tests"]):
+        while not side.is_done(own_steps, (part + 1) * (num_steps // job["num_tests"])):
             side.step(next(batches))
+            own_steps += 1
         seconds += time.perf_counter() - began
         with torch.no_grad(), side.evaluating():
             if group.rank == 0:

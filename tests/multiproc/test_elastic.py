@@ -88,7 +88,7 @@ refusals.append(refused(replicate, model, optimizer, "diloco", timeout_s=0))
 replica = replicate(model, optimizer, "diloco", sync_period_steps=4)
 refusals += [refused(replicate, torch.nn.Linear(2, 2), optimizer, "diloco")]
 refusals += [refused(replica.mean, 1.0), refused(replica.load_state_dict, {})]
-refusals += [refused(replica.shard, DataLoader(Stream()))]
+refusals += [refused(replica.shard, DataLoader(Stream()), on_demand=demand) for demand in (False, True)]
 world_sizes = []
 for step in range(12):
     world_sizes.append(replica.world_size)
@@ -118,16 +118,16 @@ def test_one_leaves_and_the_other_continues(tmp_path: Path, job: str) -> None:
     assert stayed["center"] != left["center"]
     assert stayed["scale"] == left["scale"]
     words = (
-        "sync: with --elastic",
-        "shm-easgd: with --elastic",
-        "overlap step",
-        "compress int8",
+        *("sync: with --elastic", "shm-easgd: with --elastic"),
+        *("overlap step", "compress int8"),
         "leave fragments",
         "timeout_s is 0",
         "one replica",
         "mean()",
+        "load_state_dict: rank, world_size",
+        *("stream", "on_demand: workers of an elastic job"),
     )
-    for sentence, word in zip(stayed["refusals"], (*words, "load_state_dict: rank, world_size", "stream"), strict=True):
+    for sentence, word in zip(stayed["refusals"], words, strict=True):
         assert word in sentence, (sentence, word)
 
 

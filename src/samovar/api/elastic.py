@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -128,15 +129,17 @@ class ElasticReplica(Replica):
         """A context for long work of this worker, as `Replica.busy`: the others wait for it at the next exchange."""
         return beating(self._seat.busy)
 
-    def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
+    def shard(self, loader: DataLoader[Any], *, seed: int = 0, on_demand: bool = False) -> Shard:
         """This worker's part of the loader's data, as `Replica.shard`, divided again when workers come or go.
 
         A worker that comes continues where the others are: begin with `for epoch in range(shard.epoch, ...)`. If a
         worker dies, its samples of the present round are lost for this epoch. No other sample is lost or seen twice.
-        Raises InputError for a stream, which cannot be divided again.
+        Raises InputError for a stream, which cannot be divided again, and for `on_demand`.
         """
-        made, now = (Group(0, 1), self._step_group, self._announcer), lambda: self._division
-        return self._shards.of(loader, seed, lambda own: ElasticShard(loader, *made, own, self._figures, division=now))
+        if on_demand:
+            raise InputError("shard: on_demand: workers of an elastic job take equally many batches; leave it out")
+        made = (loader, Group(0, 1), self._step_group, self._announcer, self._figures, False)
+        return self._shards.of(loader, seed, partial(ElasticShard, *made, division=lambda: self._division))
 
     def save(self, path: str | Path, extra: Any = None, *, wait: bool = True) -> None:
         """Save `state_dict()` and `extra` in one file, as `Replica.save`. One worker calls this, and none waits for it.
@@ -285,6 +288,10 @@ class ElasticShard(Shard):
                 "divide the stream yourself by replica.rank and replica.world_size"
             )
         return divided_loader(loader, group, self.seed, must_repeat=True, order_type=ElasticOrder)
+
+    def _part_done(self) -> float:
+        num_taken = sum(number * world_size for number, world_size in self._given)
+        return float(num_taken / (len(self) * self._division().world_size))
 
     def _part(self, epoch: int, division: Division) -> Iterator[Any]:
         """Batches of the epoch that are left, until the workers are others."""

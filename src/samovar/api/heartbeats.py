@@ -27,7 +27,7 @@ class Heartbeats:
     """
 
     def __init__(self, store: Rendezvous | None = None) -> None:
-        self._store = store
+        self.store = store
         self._depth = 0  # of busy() on this rank
         self._num_own = 0
         self._num_heard = 0
@@ -35,7 +35,7 @@ class Heartbeats:
 
     def deadline(self, timeout_s: float) -> Deadline:
         """The end of a wait for other ranks that begins now."""
-        return Deadline.after(timeout_s) if self._store is None else Prolonged(timeout_s, self._silence_s)
+        return Deadline.after(timeout_s) if self.store is None else Prolonged(timeout_s, self._silence_s)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Heartbeats:
 
     def close(self) -> None:
         """Let go of the store. Beats are counted nowhere any more."""
-        self._store = None
+        self.store = None
 
     def _beat(self) -> None:
         self._num_own += self._count(_BEATS, 1) is not None
@@ -72,7 +72,7 @@ class Heartbeats:
 
     def _count(self, what: str, amount: int) -> int | None:
         """Add to a number in the store, and give it; None if there is none any more."""
-        store = self._store
+        store = self.store
         with suppress(SamovarError):
             return None if store is None else store.count(what, amount, Deadline.after(_ANSWER_S))
         return None

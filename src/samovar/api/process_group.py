@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Protocol, cast
 
 import torch
@@ -111,6 +112,29 @@ class ProcessGroup:
         number, self._num_members = self._num_members, self._num_members + 1
         self._members[number] = member
         return Announcer(self.uneven, number, partial(self.heartbeats.deadline, timeout_s))
+
+    def counter(self, name: str, mark: float, deadline: Callable[[], Deadline]) -> Callable[[], int]:
+        """A count from 0 that all ranks share under `name`: each call gives the next number.
+
+        Waits for the rank that comes first. Raises ReplicasDiffer if that one has another `mark`, InputError if the
+        count might be lost, and what `Rendezvous` raises. Cost: a question to the job's store for each call.
+        """
+        if self.group.world_size == 1:
+            return count().__next__
+        store = self.heartbeats.store
+        if store is None or (self.home is not None and self.home.kept is not None):
+            raise InputError(
+                "shard: on_demand: under samovar run --keep-going the count of batches would be lost with rank 0; "
+                "leave on_demand or --keep-going out"
+            )
+        if store.claim(f"{name}/first", deadline()):
+            store.tell(f"{name}/mark", repr(mark), deadline())
+        if store.missing([f"{name}/mark"], deadline()) or store.value(f"{name}/mark", deadline()) != repr(mark):
+            raise ReplicasDiffer(
+                f"rank {self.group.rank}: shard: on_demand: another rank divides this epoch in another order, or in "
+                "batches of another size; give all ranks the same data, batch_size, sampler and seed"
+            )
+        return lambda: store.count(name, 1, deadline()) - 1
 
     def forget(self, announcer: "Announcer") -> None:
         """A replica takes part in nothing any more."""

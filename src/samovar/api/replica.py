@@ -21,7 +21,7 @@ from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
-from samovar.api.shards import PLACE_FIELDS, Shard, Shards
+from samovar.api.shards import PLACE_FIELDS, OnDemandShard, Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
@@ -81,7 +81,6 @@ class Replica(Checkpoints, FigureCalls, Closing):
             self._scale_rates(shares.rate_factor if box is None else 1.0, recipe, closing)
             self._join(config, box, closing)
             self._closing = closing.pop_all()
-        self._is_async = config.is_async
         of_run = (processes, self._announcer, self.config, compare_weights_steps)
         self._checks = WeightChecks(model, self._parameters, optimizers, *of_run)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
@@ -164,19 +163,20 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._buffers.stepped(self._step)
         self._checks.stepped(self._step, self._figures)
 
-    def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
+    def shard(self, loader: DataLoader[Any], *, seed: int = 0, on_demand: bool = False) -> Shard:
         """This rank's part of the loader's data: `for x, y in replica.shard(loader)` is one epoch.
 
         It keeps the loader's batch size, which is that of each rank. With `recipe="auto"` it is that of all together.
         `seed`, the epoch and the number of loaders before give the order of samples, on all ranks and at every run. The
         same loader gives the same shard again. `len` gives the number of batches, and `epoch` that of epochs so far.
+        `on_demand`, at a center: each rank asks the job's store for its next batch, so slow ranks take fewer.
 
-        Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
-        loader that cannot be divided, and ReplicasDiffer if ranks draw different orders. At a center, InputError for a
-        sampler that gives an epoch another order each time.
+        Waits for all ranks at the start and the end of an epoch, except at a center. Raises InputError for a loader
+        that cannot be divided or whose order does not repeat, and ReplicasDiffer if ranks draw different orders.
         """
-        made, divides = (self._team.group, self._step_group, self._announcer), self.recipe is not None
-        return self._shards.of(loader, seed, lambda start: Shard(loader, *made, start, self._figures, divides))
+        made = (loader, self._team.group, self._step_group, self._announcer, self._figures, self.recipe is not None)
+        make = partial(OnDemandShard, self._team, self.config, *made) if on_demand else partial(Shard, *made)
+        return self._shards.of(loader, seed, make, on_demand=on_demand)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -195,7 +195,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._require_training("evaluating()")
         self._order.require_steps("evaluating()")
         self._checks.before_evaluation(self._step, self._figures)
-        if not self._is_async:
+        if not self.config.is_async:
             self._announcer.agree(Event.EVALUATING, self._step)
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
@@ -216,7 +216,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._checks.require_finite(self._step, self._figures)
         self._exchange.finish(self._step)
         self._end()
-        if not self._is_async and self.world_size > 1:
+        if not self.config.is_async and self.world_size > 1:
             self._announcer.uneven.show_digest(digest_of(self._parameters))
             self._announcer.agree(Event.FINISHING, self._step)
         self._figures.finished(self._step)
@@ -249,7 +249,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         compare them at the next exchange.
         """
         self._require_training("state_dict()")
-        if self.config.exchanges_weights and not self._is_async:  # the mean that counts is of all ranks
+        if self.config.exchanges_weights and not self.config.is_async:  # the mean that counts is of all ranks
             self._announcer.agree(Event.STATE, self._step)
         self._checks.require_finite(self._step, self._figures)
         self._checks.show_digest()
@@ -285,7 +285,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._require_training("load_state_dict()")
         state, is_own, keeps_momentum = checked(state, self.rank, self.world_size, self.config)
         self._meet_at_center("load_state_dict()", float(state.get("run", 0.0)))
-        if not self._is_async:
+        if not self.config.is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._together(lambda: require_fitting(state, self._model, self._optimizers))
         of_first = self.broadcast({name: state.get(name, []) for name in ("step", *PLACE_FIELDS)})

@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
-from samovar.core.errors import InputError, require_whole
+from samovar.core.errors import InputError, SamovarError, require_whole
 from samovar.core.group import Group
-from samovar.frontends.torch.order import EpochOrder, StreamOrder, divided_loader, start_of
+from samovar.frontends.torch.order import EpochOrder, OnDemandOrder, StreamOrder, divided_loader, start_of
+from samovar.strategies.config import StrategyConfig
 
 PLACE_FIELDS = ("epochs", "batches", "marks")  # of a state
 
@@ -25,7 +26,8 @@ class Shard:
     A rank whose data ends first stays in the loop and takes part, without data, in the exchanges of the others. All
     ranks of a step group leave the loop together. At a center each rank leaves by itself.
 
-    `epoch` counts the epochs that have begun, and gives the order of the next one. `source` is the loader as given.
+    `epoch` counts the epochs that have begun, and gives the order of the next one. `source` is the loader as given,
+    and `number` counts the shards of a script.
     """
 
     def __init__(
@@ -34,11 +36,11 @@ class Shard:
         group: Group,
         step_group: ProcessGroup,
         announcer: Announcer,
-        seed: int,
         figures: ReplicaFigures,
-        divides_batch: bool = False,
+        divides_batch: bool,
+        seed: int,
     ) -> None:
-        self.source, self.seed = loader, seed
+        self.source, self.seed, self.number = loader, seed, 0
         self._step_group = step_group
         self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
         self._announcer = announcer
@@ -68,6 +70,14 @@ class Shard:
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def epochs_done(self) -> float:
+        """The epochs so far, with the part of this one that was taken: where a schedule of the learning rate is."""
+        return self.epoch - 1 + self._part_done() if self._given else float(self.epoch)
+
+    def _part_done(self) -> float:
+        return float(self._given / len(self))
+
     def _divided(
         self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
     ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
@@ -96,6 +106,55 @@ class Shard:
         self._given, self._to_skip, self._mark = 0, given, mark
 
 
+class OnDemandShard(Shard):
+    """A shard whose batches go to the ranks that ask for them, so a slow rank takes fewer.
+
+    All ranks of the `team` count the batches of an epoch together. Raises InputError if they step together.
+    """
+
+    def __init__(self, team: ProcessGroup, config: StrategyConfig, loader: DataLoader[Any], *made: Any) -> None:
+        if not config.is_async:
+            raise InputError(
+                f"shard: on_demand: with {config.name} all ranks take the same number of steps; leave on_demand out, "
+                "or choose a strategy in which none waits for another, such as async-easgd"
+            )
+        super().__init__(loader, *made)
+        self._team, self._num_loops = team, 0
+
+    def _divided(
+        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
+    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            raise InputError("shard: on_demand needs a data set with a length, and got a stream; leave it out")
+        return divided_loader(
+            loader, group, self.seed, divides_batch=divides_batch, must_repeat=True, order_type=OnDemandOrder
+        )
+
+    def _require_same(self, fingerprint: float, is_begun: bool) -> None:
+        super()._require_same(fingerprint, is_begun)
+        assert isinstance(self._order, OnDemandOrder)
+        loop, self._num_loops = self._num_loops, self._num_loops + 1
+        name = f"batches/{self._announcer.number}/{self.number}/{loop}"
+        self._order.take = self._team.counter(name, self._mark, self._announcer.deadline)
+
+    def _part_done(self) -> float:
+        assert isinstance(self._order, OnDemandOrder)
+        return self._order.part_taken
+
+    @property
+    def place(self) -> tuple[int, Any, float]:
+        if self._given:
+            raise SamovarError(
+                "state_dict(): a loop over an on-demand shard is under way, and which batches are left is not known; "
+                "call it between epochs, or leave on_demand out"
+            )
+        return super().place
+
+    def go_to(self, num_epochs: int, _given: Any, _mark: float) -> None:
+        """Begin the epoch after those: what is left of one that was divided evenly is not known."""
+        super().go_to(num_epochs, 0, 0.0)
+
+
 class Shards:
     """The shards of a replica, in the order in which the script made them, and the places of those still to be made."""
 
@@ -103,16 +162,17 @@ class Shards:
         self._made: list[Shard] = []
         self._places: list[tuple[int, Any, float]] = []
 
-    def of(self, loader: DataLoader[Any], seed: int, make: Callable[[int], Shard]) -> Shard:
+    def of(self, loader: DataLoader[Any], seed: int, make: Callable[[int], Shard], *, on_demand: bool = False) -> Shard:
         """The shard of this loader and seed, made the first time. Each but the first has a seed of its own."""
         require_whole("shard: seed", seed, least=0)
         for shard in self._made:
-            if shard.source is loader and shard.seed == seed:
+            if shard.source is loader and shard.seed == seed and isinstance(shard, OnDemandShard) == on_demand:
                 return shard
-        shard = make(start_of(seed, len(self._made)) if self._made else seed)
-        shard.seed = seed
-        if len(self._made) < len(self._places):
-            shard.go_to(*self._places[len(self._made)])
+        number = len(self._made)
+        shard = make(start_of(seed, number) if number else seed)
+        shard.seed, shard.number = seed, number
+        if number < len(self._places):
+            shard.go_to(*self._places[number])
         self._made.append(shard)
         return shard
 

@@ -140,3 +140,10 @@ def test_a_seed_of_a_shard_is_a_whole_number(team: ProcessGroup, seed: Any) -> N
     replica = Replica(model, sgd(model), team, StrategyConfig("sync"), 5.0)
     with pytest.raises(InputError, match=f"shard: seed is {seed}; give a whole number from 0 on"):
         replica.shard(DataLoader(TensorDataset(torch.ones(4, 3))), seed=seed)
+
+
+def test_workers_that_step_together_do_not_take_batches_on_demand(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    replica = Replica(model, sgd(model), team, StrategyConfig("local-sgd"), 5.0)
+    with pytest.raises(InputError, match="shard: on_demand: with local-sgd all ranks take the same number of steps"):
+        replica.shard(DataLoader(TensorDataset(torch.ones(4, 3))), on_demand=True)

@@ -1,9 +1,10 @@
 """A rank's samples of an epoch. Parts are disjoint and complete, with the same number of batches wherever possible."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import count, islice
+from math import ceil
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -159,7 +160,7 @@ class EpochOrder:
         self._batches = sampler if type(sampler) is BatchSampler else None
         self._batch_size = batch_size  # of a rank
         self._source: Any = sampler if self._batches is None else self._batches.sampler
-        self._group = group
+        self._group = self._sharers = group
         self._seed, self._generator = seed, generator
         self._own: list[Any] = []
         self.must_repeat = False
@@ -171,9 +172,9 @@ class EpochOrder:
         """
         order = self._order_of(epoch)
         if self._batches is None:
-            self._own = list(deal(order, self._group))
+            self._own = list(deal(order, self._sharers))
         else:
-            self._own = rank_batches(order, self._size, self._batches.drop_last, self._group)
+            self._own = rank_batches(order, self._size, self._batches.drop_last, self._sharers)
             if self._batches.drop_last and not self._own and len(order) >= self._size:
                 raise InputError(
                     f"shard: {len(order):,} samples give no batch of {self._size:,} to each of "
@@ -190,7 +191,7 @@ class EpochOrder:
         return iter(self._own)
 
     def __len__(self) -> int:
-        group, size = self._group, len(self._source)
+        group, size = self._sharers, len(self._source)
         if self._batches is None:
             return len(range(group.rank, size, group.world_size))
         return num_rank_batches(size, self._size, self._batches.drop_last, group)
@@ -224,6 +225,29 @@ class EpochOrder:
             raise InputError(f"shard: {type(self._source).__name__} gives more than {most:,} samples; let it end")
         self._generator.manual_seed(start_of(self._seed, epoch, self._group.rank))
         return order
+
+
+class OnDemandOrder(EpochOrder):
+    """The order of an epoch whose batches go to the ranks that ask for them. `take()` gives the next one's number."""
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._sharers = Group(0, 1)  # the batches are those of all ranks
+        self.take: Callable[[], int] = count().__next__
+        self._num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while (number := self.take()) < len(self._own):
+            self._num_taken = number + 1
+            yield self._own[number]
+
+    def __len__(self) -> int:
+        return ceil(super().__len__() / self._group.world_size)
+
+    @property
+    def part_taken(self) -> float:
+        """The part of the epoch that ranks had taken when this one last took a batch."""
+        return self._num_taken / max(1, len(self._own))
 
 
 # Parts of an epoch: how many batches each rank took, of how many ranks.
