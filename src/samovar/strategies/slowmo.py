@@ -21,7 +21,10 @@ from samovar.transports.base import Array
         OUTER_RATE.by_default(1.0),
         replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.").by_default(0.5),
     ),
-    recipe=Recipe(settings={SYNC_PERIOD_STEPS: always(16), OUTER_MOMENTUM.name: always(0.3)}, rate=without_gain),
+    recipe=Recipe(
+        {SYNC_PERIOD_STEPS: always(8), OUTER_RATE.name: always(0.5), OUTER_MOMENTUM.name: always(0.3)},
+        rate=without_gain,
+    ),
     regroups=True,
 )
 class SlowMo(DiLoCo):
