@@ -186,9 +186,8 @@ class NamedBuffers:
         """Forget a buffer; members that have it mapped keep it. Raises InputError if there is none."""
         with self._lock:
             self._buffer(name)
-            for key in (f"center/{name}", f"board/{name}"):
-                self._discard(key)
-            for key in [key for key in self._descriptors if key.startswith(f"remote/{name}/")]:
+            remote = [key for key in self._descriptors if key.startswith(f"remote/{name}/")]
+            for key in (*remote, f"board/{name}", f"center/{name}"):  # a server killed meanwhile leaves no orphan
                 self._discard(key)
 
     def remote_memory(self, name: str, index: int, num_elements: int) -> RemoteMemory:

@@ -60,6 +60,51 @@ def port() -> Iterator[int]:
         yield reserved
 
 
+class Killed(Exception):
+    """The end of a server, here without its process."""
+
+
+class MemoryOfKilledServer(HeldMemory):
+    """That of a server which is killed after `num_discards` discards."""
+
+    num_discards = 0
+
+    def discard(self, key: str) -> None:
+        if not self.num_discards:
+            raise Killed
+        self.num_discards -= 1
+        super().discard(key)
+
+
+@pytest.mark.parametrize("num_discards", range(4))
+def test_a_server_killed_in_a_drop_leaves_nothing_of_the_buffer_to_the_next_one_of_its_name(num_discards: int) -> None:
+    address = holder_address(f"test-{uuid.uuid4().hex}")
+    memory = MemoryOfKilledServer(address, 20.0)
+    memory.num_discards = num_discards
+    first = NamedBuffers(memory)
+    first.create("c", SHAPE)
+    first.remote_memory("c", 0, SIZE).notes[:] = 1, 7, 0
+    if num_discards < 3:
+        with pytest.raises(Killed):
+            first.drop("c")
+    else:
+        first.drop("c")
+    first.close()
+    memory.close()
+    next_memory = HeldMemory(address, 20.0)
+    buffers = NamedBuffers(next_memory)
+    try:
+        if "c" in buffers.names():
+            buffers.drop("c")
+        buffers.create("c", BufferShape(2 * SIZE, max_members=4, chunk_elements=512))
+        assert buffers.remote_memory("c", 0, 2 * SIZE).notes.tolist() == [0, 0, 0]
+    finally:
+        buffers.close()
+        next_memory.end()
+        assert memory._process is not None
+        memory._process.wait(30.0)
+
+
 def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: Key, port: int) -> None:
     buffer = buffers.create("c", SHAPE)
     board = Board(buffer.board)
