@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -293,3 +294,34 @@ def test_the_batch_script_is_one(repository_root: Path) -> None:
     assert shutil.which("bash") is not None
     subprocess.run(["bash", "-n", script], check=True)
     assert "#SBATCH --signal=B:USR1@120" in script.read_text().splitlines()
+
+
+TASKS = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.symlink(str(os.getpid()), "step")
+signal.sigwait([signal.SIGUSR1])
+sys.exit(75)
+"""
+
+
+def test_the_batch_script_learns_how_tasks_end_that_save_at_once(repository_root: Path, tmp_path: Path) -> None:
+    """They are gone before `scancel` is."""
+    programs = {
+        "srun": f"exec '{sys.executable}' -c '{TASKS}'",
+        "scancel": 'step=$(readlink step); kill -USR1 "$step"; while kill -0 "$step" 2>&-; do :; done',
+        "scontrol": 'echo "$@" > requeued',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = repository_root / "examples" / "engines" / "train.sbatch"
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    with subprocess.Popen(["bash", script, "train.py"], cwd=tmp_path, env=environment) as job:
+        try:
+            wait_until((tmp_path / "step").is_symlink, "the step has begun", 60)
+            job.send_signal(signal.SIGUSR1)
+            assert job.wait(60) == 75
+        finally:
+            job.kill()
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
