@@ -1,6 +1,7 @@
 """`samovar run` and signals, kills, ranks that hang: no process is left, whoever is killed."""
 
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -190,3 +191,11 @@ def test_who_starts_it_with_nohup_wants_it_to_go_on(tmp_path: Path) -> None:
         (tmp_path / "go-9").touch()
         ended = command.wait()
     assert (ended.return_code, ended.output[4:]) == (0, "done\n")
+
+
+def test_failed_ranks_are_seen_where_who_starts_it_ignores_ends_of_children(tmp_path: Path) -> None:
+    text = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    script, ignoring = write_script(tmp_path, "sys.exit(7)"), (sys.executable, "-c", text)
+    with Command("run", "-n", 2, script, folder=tmp_path, prefix=ignoring) as command:
+        ended = command.wait()
+    assert (ended.return_code, "ended with exit code 7" in ended.errors) == (7, True)

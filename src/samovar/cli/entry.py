@@ -34,6 +34,7 @@ class _Ended(BaseException):
 
 def main() -> None:
     """Run the command line (`samovar --help` lists the exit codes)."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it; then no child's end has a code
     # No other file may get the number of a stream that the user has closed: ranks have streams of these numbers.
     while (nothing := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
