@@ -299,7 +299,8 @@ def _rendezvous(given: Mapping[str, str]) -> dict[str, str | int]:
     if "MASTER_PORT" not in given:
         return {"address": given["MASTER_ADDR"]} if "MASTER_ADDR" in given and "SLURM_PROCID" in given else {}
     _require(given, "the meeting place", "MASTER_ADDR", "MASTER_PORT")
-    port = _number(given, "SAMOVAR_PORT" if "SAMOVAR_PORT" in given else "MASTER_PORT")
+    # For a service called samovar Kubernetes sets SAMOVAR_PORT, too: tcp://10.0.0.1:80.
+    port = _number(given, "SAMOVAR_PORT" if is_count(given.get("SAMOVAR_PORT", "")) else "MASTER_PORT")
     if not 1 <= port <= 65_535:
         raise InputError(f"MASTER_PORT is {port}; a port is a number from 1 to 65535")
     return {"address": given["MASTER_ADDR"], "port": port}

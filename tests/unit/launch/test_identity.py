@@ -71,6 +71,11 @@ def test_torchrun() -> None:
     assert identity({"RANK": "0", "WORLD_SIZE": "1"}).world_size == 1
 
 
+def test_a_service_of_kubernetes_called_samovar_names_no_port_of_ours() -> None:
+    assert identity(TORCHRUN | {"SAMOVAR_PORT": "29700"}).port == 29700
+    assert identity(TORCHRUN | {"SAMOVAR_PORT": "tcp://10.96.0.1:80"}) == identity(TORCHRUN)
+
+
 def test_how_ranks_reach_each_other_is_said_by_variables_of_ours() -> None:
     chosen = identity(TORCHRUN | {"SAMOVAR_TRANSPORT": "tcp", "SAMOVAR_KEY_FILE": "/home/me/key.pem"})
     assert (chosen.transport, chosen.key_file) == ("tcp", Path("/home/me/key.pem"))
