@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.command import SAMOVAR, TIMEOUT_S, run
+from tests.multiproc.command import SAMOVAR, TIMEOUT_S, Command, run
 from tests.multiproc.script_run import run_script, write_script
 
 WHO = "print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}))"
@@ -268,6 +268,15 @@ def test_the_exit_code_is_the_first_failing_rank_s(tmp_path: Path, text: str, re
     ended = run_script(tmp_path, f"if rank == 1:\n    {text}\n{waits}", 2)
     assert ended.return_code == return_code
     assert words in ended.errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("most", range(11, 15))
+def test_too_few_descriptors_are_one_sentence(tmp_path: Path, most: int) -> None:
+    """What needs one more than there are depends on their number."""
+    limited = ("sh", "-c", f'ulimit -n {most}; exec "$@"', "sh")
+    with Command("run", "-n", 2, write_script(tmp_path, "pass"), folder=tmp_path, prefix=limited) as command:
+        ended = command.wait()
+    assert (ended.return_code, "Too many open files" in ended.error) == (2, True)
 
 
 def test_who_ends_preempted_lets_the_others_save(tmp_path: Path) -> None:

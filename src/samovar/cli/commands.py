@@ -125,6 +125,8 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     except OSError as error:
         if error.filename and error.errno in _OF_PATHS:
             return _told(InputError(f"{error.filename}: {error.strerror}; give one that you may use"))
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return _told(InputError(f"{error.strerror}; give fewer workers, or raise the limit (`ulimit -n`)"))
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what stdout still holds

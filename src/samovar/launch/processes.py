@@ -201,12 +201,12 @@ class Launch:
         try:
             with self._log_paths[rank].open("ab") as log:
                 process = start(rank, write_end, log.fileno())
+            return RankProcess(rank, process, {read_end: partial(self._on_output, rank)})
         except OSError as error:
             os.close(read_end)
-            raise InputError(f"rank {rank} cannot be started: {error}") from error
+            raise InputError(f"rank {rank} cannot be started: {error}; see the limits (`ulimit -a`)") from error
         finally:
             os.close(write_end)
-        return RankProcess(rank, process, {read_end: partial(self._on_output, rank)})
 
     def _fork(self, forks: Forks, rank: int, pipe: int, log: int) -> "subprocess.Popen[bytes] | ForkedProcess":
         descriptors = [pipe, log, *filter(None, [self._own.get(rank)])]

@@ -231,7 +231,7 @@ class ScriptLaunch(EndPolicy):
         except OSError as error:
             for read_end, _ in pipes:
                 os.close(read_end)
-            raise InputError(f"rank {rank} cannot be started: {error}") from error
+            raise InputError(f"rank {rank} cannot be started: {error}; see the limits (`ulimit -a`)") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for _, write_end in pipes:

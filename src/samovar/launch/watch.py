@@ -66,7 +66,11 @@ class RankProcess:
     pidfd: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pidfd = os.pidfd_open(self.process.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:  # too many open files: nobody else would end it
+            kill_session(self.process.pid)
+            raise
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from typing import IO
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.launch.processes import AT_ONCE, Forks, RankEnd
 from samovar.launch.rank_arguments import RankArguments
-from samovar.launch.watch import readable
+from samovar.launch.watch import RankProcess, readable
 from tests.unit.launch.started import PYTHON, Started
 
 TIMEOUT_S = 30.0
@@ -330,6 +331,18 @@ def test_ranks_that_the_first_one_does_not_fork_are_started(tmp_path: Path) -> N
     assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
     told = {rank: ast.literal_eval(output.decode()) for rank, output in started.outputs.items()}
     assert {rank: values[:3] for rank, values in told.items()} == {rank: (rank, True, os.getpid()) for rank in (1, 2)}
+
+
+def test_a_rank_that_nobody_could_watch_is_ended() -> None:
+    process = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    setrlimit(RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            RankProcess(0, process, {})
+    finally:
+        setrlimit(RLIMIT_NOFILE, (soft, hard))
+    assert process.wait(TIMEOUT_S) == -signal.SIGKILL
 
 
 def test_where_ends_of_children_are_not_kept_ranks_are_started(tmp_path: Path) -> None:
