@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import struct
 import sys
@@ -85,8 +86,9 @@ class Screen:
         self._stream = stream
         # Not as rich finds it, for which FORCE_COLOR makes a file a terminal.
         terminal = _is_terminal(stream) if terminal is None else terminal
+        # It only renders: rich writes to a terminal even while it captures, and fails if that one is lost.
         self._rich = rich.console.Console(
-            file=stream, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
+            file=io.StringIO(), force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
         )
         self._live = False
         self._gone = False
