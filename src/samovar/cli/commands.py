@@ -122,22 +122,24 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
         return InputError.exit_code
     except SamovarError as error:
         return error.exit_code if error.is_shown else _told(error)
-    except OSError as error:
-        if error.filename and error.errno in _OF_PATHS:
-            return _told(InputError(f"{error.filename}: {error.strerror}; give one that you may use"))
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return _told(InputError(f"{error.strerror}; give fewer workers, or raise the limit (`ulimit -n`)"))
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, ModuleNotFoundError) as error:
+        known = _known(error) if isinstance(error, OSError) else explained(error)
+        if known is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what stdout still holds
-        return _told(
-            SamovarError(f"{error.strerror}: {error.filename or 'the output'} is not complete; free some space")
-        )
-    except ModuleNotFoundError as error:
-        if missing := explained(error):
-            return _told(missing)
-        raise
+        return _told(known)
     return int(code or 0)
+
+
+def _known(error: OSError) -> SamovarError | None:
+    """The sentence for what a user can mend."""
+    if error.filename and error.errno in _OF_PATHS:
+        return InputError(f"{error.filename}: {error.strerror}; give one that you may use")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return InputError(f"{error.strerror}; give fewer workers, or raise the limit (`ulimit -n`)")
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what stdout still holds
+    return SamovarError(f"{error.strerror}: {error.filename or 'the output'} is not complete; free some space")
 
 
 def _told(error: SamovarError) -> int:
