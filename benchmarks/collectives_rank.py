@@ -7,6 +7,7 @@ each side begins at a barrier and its sum is verified exactly.
 
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.tcp import TcpTransport
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.tcp_service import TcpConfig
-from samovar.transports.unix_sockets import SegmentOffer, join_segment
+from samovar.transports.unix_sockets import join_files, offer_files
 
 TIMEOUT_S = 120.0
 # An all-reduce in place multiplies by the (power of two) world size: exact, and far from overflow.
@@ -113,11 +114,12 @@ class Rank:
         key = f"segment {self._num_segments}"
         if self.group.rank == 0:
             descriptor = create_segment(self.group.world_size)
-            with SegmentOffer(descriptor, self.group.world_size) as offer:
-                self.store.set(key, offer.address)
+            secret = secrets.token_hex(16)
+            with offer_files(secret.encode(), (descriptor,)):
+                self.store.set(key, secret)
                 torch.distributed.barrier()
         else:
-            descriptor, _ = join_segment(self.store.get(key).decode(), Deadline.after(TIMEOUT_S))
+            [descriptor] = join_files(self.store.get(key), 1, Deadline.after(TIMEOUT_S))
             torch.distributed.barrier()
         return ShmTransport(descriptor, self.group, oversubscribed=self.oversubscribed)
 

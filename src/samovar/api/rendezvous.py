@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -22,7 +23,7 @@ from samovar.transports.processes import PeerProcess, open_process, own_mark
 from samovar.transports.rendezvous import listen_at
 from samovar.transports.shm import create_segment
 from samovar.transports.torch_dist import JobStore, nccl_card, open_store
-from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
+from samovar.transports.unix_sockets import ask_port, join_files, offer_files, offer_port
 
 _LOOPBACK = "127.0.0.1"
 # A wait that takes longer than this looks whether the ranks of this host still live, and whether hosts fit.
@@ -134,13 +135,13 @@ class Gathering:
         """A descriptor that the first of these ranks of one real host makes and passes to the others."""
         first, *others = ranks
         if self.identity.rank != first:
-            address = self.tell_and_hear(kind, None, [first], [first])[0]
-            descriptor, _ = join_segment(address, self.deadline)
+            secret = self.tell_and_hear(kind, None, [first], [first])[0]
+            [descriptor] = join_files(secret.encode(), 1, self.deadline)
             self.rendezvous.tell(f"took {kind}/{self.identity.rank}", "", self.deadline)
             return descriptor
-        descriptor = make()
-        with SegmentOffer(descriptor, len(ranks)) as offer:
-            self.rendezvous.tell(f"{kind}/{first}", offer.address, self.deadline)
+        descriptor, secret = make(), secrets.token_hex(16)
+        with offer_files(secret.encode(), (descriptor,)):
+            self.rendezvous.tell(f"{kind}/{first}", secret, self.deadline)
             self.tell_and_hear(f"took {kind}", None, others, others)
         return descriptor
 

@@ -1,13 +1,12 @@
 """Abstract Unix sockets, by which processes of one user on one host find each other. They have no file.
 
 A socket ends with its process. The process at the other end must belong to this user (SO_PEERCRED); otherwise nothing
-is sent or read. An `Offer` gives the same to every process that asks: the descriptor of a running segment, or a port.
+is sent or read. An `Offer` gives the same to every process that asks: descriptors, or a port.
 Between `listen` and `connect` there are messages: JSON, with descriptors.
 """
 
 import json
 import os
-import secrets
 import socket
 import struct
 import threading
@@ -21,7 +20,6 @@ from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_WORLD_SIZE = struct.Struct("!I")
 _PORT = struct.Struct("!H")
 _FILES: Final = "samovar-files-"
 _POLL_S: Final = 0.2
@@ -84,25 +82,6 @@ class Offer(Closing):
             return  # the joiner went away; it will say so itself
 
 
-class SegmentOffer(Offer):
-    """Passes `descriptor` to joiners of the same user until closed; they need the `address`.
-
-    The address carries 128 random bits.
-    """
-
-    def __init__(self, descriptor: int, world_size: int) -> None:
-        super().__init__(f"samovar-{secrets.token_hex(16)}", _WORLD_SIZE.pack(world_size), (descriptor,))
-
-
-def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
-    """The (descriptor, world size) offered at `address`; the caller owns the descriptor.
-
-    Raises InputError if nobody offers it or the offer is another user's, DeadlineExceeded.
-    """
-    message, (descriptor,) = _received(address, _WORLD_SIZE.size, 1, deadline)
-    return descriptor, int(_WORLD_SIZE.unpack(message)[0])
-
-
 def offer_files(secret: bytes, descriptors: tuple[int, ...]) -> Offer:
     """Hand `descriptors` to joiners of the same user that know the `secret`, until closed."""
     return Offer(f"{_FILES}{secret.hex()}", _FILES.encode(), descriptors)
@@ -111,27 +90,23 @@ def offer_files(secret: bytes, descriptors: tuple[int, ...]) -> Offer:
 def join_files(secret: bytes, count: int, deadline: Deadline) -> list[int]:
     """The `count` descriptors that are offered under a `secret`; the caller owns them.
 
-    Raises as `join_segment`.
+    Raises InputError if nobody offers them or the offer is another user's, DeadlineExceeded.
     """
-    return _received(f"{_FILES}{secret.hex()}", len(_FILES), count, deadline)[1]
-
-
-def _received(address: str, num_bytes: int, count: int, deadline: Deadline) -> tuple[bytes, list[int]]:
-    """The message and the descriptors of an offer. Raises InputError, DeadlineExceeded."""
+    address = f"{_FILES}{secret.hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(deadline.timeout_s())
         try:
             _connect(connection, address, deadline)
-            message, descriptors, _flags, _address = socket.recv_fds(connection, num_bytes, count)
+            message, descriptors, _flags, _address = socket.recv_fds(connection, len(_FILES), count)
         except TimeoutError as error:
             raise DeadlineExceeded(f"segment {address}: no answer; is the run stopped?") from error
         except OSError as error:
             raise InputError(f"segment {address}: nobody offers it here ({error}); is the run over?") from error
-    if len(message) != num_bytes or len(descriptors) != count:
+    if len(message) != len(_FILES) or len(descriptors) != count:
         raise InputError(f"segment {address}: refused; it belongs to another user")
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)  # a received descriptor is inheritable
-    return message, descriptors
+    return descriptors
 
 
 def offer_port(job: str, port: int) -> Offer:

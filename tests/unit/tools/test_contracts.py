@@ -57,7 +57,7 @@ def test_the_package_keeps_its_contracts(copy: Path) -> None:
         ("checkpoint/planted", "def late():\n    from samovar.cli import train", PICTURE),
         ("planted/__init__", "", PICTURE),
         ("strategies/planted", "import samovar.transports.shm", TRANSPORTS),
-        ("collectives/planted", "from samovar.transports.unix_sockets import join_segment", TRANSPORTS),
+        ("collectives/planted", "from samovar.transports.unix_sockets import join_files", TRANSPORTS),
         ("collectives/planted", "import samovar.transports.torch_dist", TRANSPORTS),
         ("formats/planted", "import torch", GROUND),
         ("api/planted", "import samovar.solver.policy", OWN_LOOP),

@@ -1,7 +1,8 @@
-"""Handing a running segment to a process that comes later."""
+"""Handing files such as a running segment to a process that comes later."""
 
 import errno
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,11 +19,12 @@ from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport
-from samovar.transports.unix_sockets import LocalMessage, SegmentOffer, join_segment, listen, receive, send
+from samovar.transports.unix_sockets import LocalMessage, join_files, listen, offer_files, receive, send
 
 MakeSegment = Callable[[int], int]
 TIMEOUT_S = 100.0
 NOBODY = 65534
+SECRET = secrets.token_bytes(16)
 pytestmark = pytest.mark.timeout(300)  # starts processes
 
 JOINER = """
@@ -31,23 +33,23 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.transports.base import Notification
-from samovar.transports.unix_sockets import join_segment
+from samovar.transports.unix_sockets import join_files
 from samovar.transports.shm import ShmTransport
 
 user = int(sys.argv[2])
 os.setresuid(user, user, user)  # here, as the interpreter may lie where another user cannot start it
 try:
-    descriptor, world_size = join_segment(sys.argv[1], Deadline.after(20.0))
+    descriptor, = join_files(bytes.fromhex(sys.argv[1]), 1, Deadline.after(20.0))
 except InputError as error:
     sys.exit(str(error))
-transport = ShmTransport(descriptor, Group(1, world_size), oversubscribed=True)
+transport = ShmTransport(descriptor, Group(1, 2), oversubscribed=True)
 window = transport.open_window("data", 64, 1)
-window.put(0, 32, window.local[:32] + 1, Notification(0, world_size))
+window.put(0, 32, window.local[:32] + 1, Notification(0, 2))
 """
 
 
-def run_joiner(address: str, user: int) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, "-c", JOINER, address, str(user)]
+def run_joiner(user: int) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, "-c", JOINER, SECRET.hex(), str(user)]
     return subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
@@ -59,8 +61,8 @@ def test_another_process_joins_reads_and_writes(make_segment: MakeSegment) -> No
     descriptor = make_segment(2)
     window = ShmTransport(descriptor, Group(0, 2), oversubscribed=True).open_window("data", 64, 1)
     window.put(1, 0, np.arange(100, 132, dtype=np.uint8))
-    with SegmentOffer(descriptor, 2) as offer:
-        joined = run_joiner(offer.address, os.getuid())
+    with offer_files(SECRET, (descriptor,)):
+        joined = run_joiner(os.getuid())
     assert joined.returncode == 0, joined.stderr
     assert window.wait(0, 1, 1, Deadline.after(TIMEOUT_S)) == 2
     assert window.local.tolist() == [0] * 32 + list(range(101, 133))
@@ -68,11 +70,10 @@ def test_another_process_joins_reads_and_writes(make_segment: MakeSegment) -> No
 
 def test_joiners_one_after_the_other_and_one_that_says_nothing(make_segment: MakeSegment) -> None:
     descriptor = make_segment(3)
-    with SegmentOffer(descriptor, 3) as offer, socket.socket(socket.AF_UNIX) as silent:
+    with offer_files(SECRET, (descriptor,)) as offer, socket.socket(socket.AF_UNIX) as silent:
         silent.connect(f"\0{offer.address}")
         for _ in range(3):
-            joined, world_size = join_segment(offer.address, Deadline.after(TIMEOUT_S))
-            assert world_size == 3
+            [joined] = join_files(SECRET, 1, Deadline.after(TIMEOUT_S))
             assert os.path.sameopenfile(joined, descriptor)
             assert not os.get_inheritable(joined)
             os.close(joined)
@@ -81,26 +82,25 @@ def test_joiners_one_after_the_other_and_one_that_says_nothing(make_segment: Mak
 def test_another_user_is_refused(make_segment: MakeSegment) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can start a process of another user")
-    with SegmentOffer(make_segment(2), 2) as offer:
-        refused = run_joiner(offer.address, NOBODY)
+    with offer_files(SECRET, (make_segment(2),)) as offer:
+        refused = run_joiner(NOBODY)
         assert refused.returncode == 1
         assert refused.stderr == f"segment {offer.address}: refused; it belongs to another user\n"
-        joined = run_joiner(offer.address, os.getuid())
+        joined = run_joiner(os.getuid())
         assert joined.returncode == 0, joined.stderr
 
 
 def test_nobody_there_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"segment samovar-0: nobody offers it here .* is the run over\?"):
-        join_segment("samovar-0", Deadline.after(TIMEOUT_S))
+    with pytest.raises(InputError, match=r"segment samovar-files-00: nobody offers it here .* is the run over\?"):
+        join_files(b"\0", 1, Deadline.after(TIMEOUT_S))
 
 
 def test_somebody_who_never_answers_ends_by_the_deadline() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("")
-        address = listener.getsockname().removeprefix(b"\0").decode()
+        listener.bind(f"\0samovar-files-{SECRET.hex()}")
         listener.listen()
         with pytest.raises(DeadlineExceeded, match="no answer"):
-            join_segment(address, Deadline.after(0.05))
+            join_files(SECRET, 1, Deadline.after(0.05))
 
 
 def test_a_wait_for_ever_outlasts_the_systems_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +120,11 @@ def test_a_wait_for_ever_outlasts_the_systems_longest(monkeypatch: pytest.Monkey
 
 def test_who_finds_a_full_queue_waits() -> None:
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as earlier:
-        listener.bind("")
+        listener.bind(f"\0samovar-files-{SECRET.hex()}")
         listener.listen(0)
         earlier.connect(listener.getsockname())
         with pytest.raises(DeadlineExceeded, match="no answer"):
-            join_segment(listener.getsockname().removeprefix(b"\0").decode(), Deadline.after(0.05))
+            join_files(SECRET, 1, Deadline.after(0.05))
 
 
 def test_an_offer_that_finds_no_descriptor_answers_later(
@@ -138,8 +138,8 @@ def test_an_offer_that_finds_no_descriptor_answers_later(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
-    with SegmentOffer(make_segment(1), 1) as offer:
-        descriptor, _ = join_segment(offer.address, Deadline.after(10.0))
+    with offer_files(SECRET, (make_segment(1),)):
+        [descriptor] = join_files(SECRET, 1, Deadline.after(10.0))
         os.close(descriptor)
     assert not errors
 
@@ -147,21 +147,14 @@ def test_an_offer_that_finds_no_descriptor_answers_later(
 def test_after_close_thread_and_socket_are_gone(make_segment: MakeSegment) -> None:
     descriptor = make_segment(1)
     threads, descriptors = set(threading.enumerate()), open_descriptors()
-    offer = SegmentOffer(descriptor, 1)
+    offer = offer_files(SECRET, (descriptor,))
     assert offer.address in Path("/proc/net/unix").read_text()
     offer.close()
     assert set(threading.enumerate()) <= threads
     assert open_descriptors() <= descriptors
     assert offer.address not in Path("/proc/net/unix").read_text()
     with pytest.raises(InputError):
-        join_segment(offer.address, Deadline.after(TIMEOUT_S))
-
-
-def test_addresses_cannot_be_guessed(make_segment: MakeSegment) -> None:
-    descriptor = make_segment(1)
-    with SegmentOffer(descriptor, 1) as first, SegmentOffer(descriptor, 1) as second:
-        assert first.address != second.address
-        assert len(bytes.fromhex(first.address.removeprefix("samovar-"))) == 16
+        join_files(SECRET, 1, Deadline.after(TIMEOUT_S))
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None or os.getuid() != 0, reason="makes a PID namespace")
