@@ -12,7 +12,7 @@ from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.plain import from_plain, to_plain
 from samovar.core.trace import TraceWindow
-from samovar.launch.identity import LIBRARIES, checked_transport
+from samovar.launch.identity import LIBRARIES
 from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES
 from samovar.strategies.config import StrategyConfig
@@ -110,7 +110,7 @@ class RunConfig:
         self._check_recipe()
         self._check_free()
         self._check_box()
-        checked_transport("--transport", self.transport, (AUTO, *LIBRARIES))
+        require_choice("--transport", self.transport, (AUTO, *LIBRARIES))
         if self.transport != AUTO and (self.box is not None or self.record or self.replay is not None):
             flag = "--box" if self.box is not None else "--record" if self.record else "--replay"
             raise InputError(f"--transport {self.transport}: {flag} needs memory of our own; leave one of them out")

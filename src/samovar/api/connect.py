@@ -28,7 +28,7 @@ from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
 from samovar.core.requirements import require_optional
-from samovar.launch.identity import LIBRARIES, Identity, checked_transport, identity_in_group, own_identity
+from samovar.launch.identity import LIBRARIES, TRANSPORTS, Identity, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.membership.session import KeptCenter
 from samovar.strategies.config import COLLECTIVES
@@ -138,7 +138,7 @@ def _found() -> tuple[Identity, JobStore | None]:
 
 
 def _chosen_transport(given: str, identity: Identity) -> str:
-    checked_transport("transport", given)
+    require_choice("transport", given, TRANSPORTS)
     of_environment = identity.transport
     if AUTO not in (given, of_environment) and given != of_environment:
         raise InputError(

@@ -18,13 +18,13 @@ from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.device import GPU
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, require_choice
 from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL
 from samovar.core.plain import to_plain
 from samovar.core.trace import TraceWindow
 from samovar.core.units import is_count
-from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport, own_identity
+from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, own_identity
 from samovar.launch.limits import require_room
 from samovar.launch.script import ENDING, Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE, state_folder
@@ -199,7 +199,8 @@ def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
             "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or transport='mpi' in the "
             "script, and run mpiexec -n N python SCRIPT"
         )
-    if checked_transport("--transport", transport, _TRANSPORTS) == "gaspi":
+    require_choice("--transport", transport, _TRANSPORTS)
+    if transport == "gaspi":
         gaspi_library()
     settings = {} if transport == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}

@@ -134,12 +134,6 @@ def launcher_process() -> str:
     return f"{parent}-{_status_fields(parent)[19]}"
 
 
-def checked_transport(what: str, name: str, allowed: Sequence[str] = TRANSPORTS) -> str:
-    """Raises InputError about `what` if `name` is not one of these transports."""
-    require_choice(what, name, allowed)
-    return name
-
-
 @contextmanager
 def variables_of_gaspi(rank: int, addresses: Sequence[str]) -> Iterator[None]:
     """While this is open, GPI-2 finds in the environment what gaspi_run would tell it; `addresses` are all ranks'."""
@@ -277,10 +271,12 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
 
 
 def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
+    transport = given.get("SAMOVAR_TRANSPORT") or AUTO
+    require_choice("SAMOVAR_TRANSPORT", transport, TRANSPORTS)
     return replace(
         found,
         interfaces=tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if given.get("GLOO_SOCKET_IFNAME") else (),
-        transport=checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT") or AUTO),
+        transport=transport,
         key_file=own_key_file(given),
         kept_files=_kept_files(given),
         life=_number(given, "SAMOVAR_LIFE", 0),
