@@ -143,9 +143,9 @@ def _from_caffe(path: Path, net: CaffeNet, by_caffe: bool) -> ResumePoint:
 
 def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float32]]) -> State:
     momentum: State = {}
-    num_parameters = len(net.parameter_infos)
+    infos = net.parameter_infos
     for place, array in enumerate(history):
-        index, info = place // num_parameters, net.parameter_infos[place % num_parameters]
+        index, info = place // len(infos), infos[place % len(infos)]
         if array.size != info.parameter.numel():
             raise InputError(
                 f"{path}: history {place}, of {info.name!r}, has {array.size} values, but the parameter has "

@@ -45,7 +45,7 @@ class CaffeNet(nn.Module):
         self.input_shapes = dict(wiring.input_shapes)
         self.output_shapes = wiring.output_shapes()
         self.output_names = tuple(self.output_shapes)
-        self.parameter_infos: tuple[ParameterInfo, ...] = wiring.store.infos()
+        self._infos = wiring.store.infos()
         self.steps = planned(wiring.finish(), wiring.input_shapes, self.output_names)
         self._outlines = tuple(wiring.outlines)
         self.layer_modules = nn.ModuleList(step.layer for step in self.steps)
@@ -136,6 +136,12 @@ class CaffeNet(nn.Module):
         return bool(carrying)
 
     @property
+    def parameter_infos(self) -> tuple[ParameterInfo, ...]:
+        """The parameters in file order, as the layers hold them now: torch may have replaced them."""
+        held = {layer.spec.name: layer.caffe_parameters() for layer in self.layers}
+        return tuple(replace(info, parameter=held[info.layer][info.index]) for info in self._infos)
+
+    @property
     def is_random(self) -> bool:
         """Whether any layer draws, as the net works now."""
         return any(layer.is_random for layer in self._random_layers)
@@ -173,10 +179,6 @@ class CaffeNet(nn.Module):
             if layer.attribute_names and parameters:
                 self._check_same(layer, parameters)
                 layer.use_parameters(parameters)
-        current = {layer.spec.name: layer.caffe_parameters() for layer in self.layers}
-        self.parameter_infos = tuple(
-            replace(info, parameter=current[info.layer][info.index]) for info in self.parameter_infos
-        )
 
     def _check_same(self, layer: Layer, parameters: list[nn.Parameter]) -> None:
         ours = [tuple(p.shape) for p in layer.caffe_parameters()]

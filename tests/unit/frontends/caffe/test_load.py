@@ -157,6 +157,14 @@ def test_groups_for_an_optimizer_follow_lr_mult(tmp_path: Path) -> None:
     torch.optim.SGD(groups, lr=0.1)
 
 
+def test_groups_hold_the_parameters_that_a_loaded_state_brought(tmp_path: Path) -> None:
+    """`assign=True` puts new parameters into the layers; an optimizer of the old ones would train nothing."""
+    net = samovar.caffe.load(written(tmp_path, DEPLOY))
+    net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+    grouped = [parameter for group in net.parameter_groups(lr=0.1) for parameter in group["params"]]
+    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in net.parameters()}
+
+
 def test_weights_of_every_form(tmp_path: Path) -> None:
     path = written(tmp_path, DEPLOY)
     net = samovar.caffe.load(path, seed=5)
