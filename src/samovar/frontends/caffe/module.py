@@ -60,6 +60,13 @@ class Net(nn.Module):
                 _keep_statistics_as_buffers(layer)
         self.train(phase == "TRAIN")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises InputError for another module in a layer's place: forward would go on without it."""
+        if name in self.__dict__.get("_modules", ()) and value is not self._modules[name]:
+            advice = "change the layer in the prototxt, or work on the net's outputs"
+            raise InputError(f"{self._who()}: its layer '{name}' cannot be replaced by another module; {advice}")
+        super().__setattr__(name, value)
+
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | Outputs | dict[str, torch.Tensor]:
         """Raises InputError for a missing or unknown input, and for another shape than that in `input_shapes`."""
         batch = self._bound(inputs, named)

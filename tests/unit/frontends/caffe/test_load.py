@@ -165,6 +165,16 @@ def test_groups_hold_the_parameters_that_a_loaded_state_brought(tmp_path: Path) 
     assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in net.parameters()}
 
 
+def test_a_layer_is_not_replaced_without_an_effect(tmp_path: Path) -> None:
+    net = samovar.caffe.load(written(tmp_path, DEPLOY))
+    with pytest.raises(InputError, match=r"its layer 'conv1' cannot be replaced .*; change the layer in the prototxt"):
+        net.conv1 = torch.nn.Identity()
+    net.conv1 = net.conv1
+    net.note = "kept"  # anything else may be set
+    net.head = torch.nn.Linear(3, 2)
+    assert net.note == "kept"
+
+
 def test_weights_of_every_form(tmp_path: Path) -> None:
     path = written(tmp_path, DEPLOY)
     net = samovar.caffe.load(path, seed=5)
