@@ -1,5 +1,6 @@
 """Caffe's text files (`.prototxt`): parsing, and the line of every field for later messages."""
 
+import codecs
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ def field_names(path: Path) -> frozenset[str]:
 
 
 def _decoded(path: Path) -> str:
-    content = read_file(path, "prototxt", MAX_TEXT_BYTES)
+    content = read_file(path, "prototxt", MAX_TEXT_BYTES).removeprefix(codecs.BOM_UTF8)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

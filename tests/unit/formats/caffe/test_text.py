@@ -98,6 +98,13 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_text(tmp_path, "NetParameter")
 
 
+def test_a_mark_of_utf8_before_the_text(tmp_path: Path) -> None:
+    """Some editors of Windows write it, and Caffe reads such files."""
+    path = tmp_path / "net.prototxt"
+    path.write_bytes(b'\xef\xbb\xbfname: "a"')
+    assert read_text(path, "NetParameter").message.name == "a"
+
+
 def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_bytes(b'name: "a"\nlayer { name: "\xff" }')
