@@ -148,9 +148,8 @@ class Wiring:
 
     def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
         if bottom not in self._shapes:
-            raise spec.error(
-                f"bottom '{bottom}' is not the top of a layer above; {nearest(bottom, list(self._shapes))}", "bottom"
-            )
+            advice = nearest(bottom, self._shapes) if self._shapes else f"nothing is above it in phase {spec.phase}"
+            raise spec.error(f"bottom '{bottom}' is not the top of a layer above; {advice}", "bottom")
         return self._shapes[bottom]
 
     def _is_free(self, blob: str) -> bool:
