@@ -74,8 +74,7 @@ class Net(nn.Module):
             self.caffe_net.separate()  # each hook sees its layer's own values
         if self.caffe_net.is_random:
             first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
-            sizes = [len(value) for value in batch.values() if value.dim()]
-            batch[SAMPLE_NUMBERS] = torch.arange(first, first + (sizes[0] if sizes else self.caffe_net.batch_size))
+            batch[SAMPLE_NUMBERS] = torch.arange(first, first + self.caffe_net.num_samples(batch))
         loss, outputs = self.caffe_net.run(batch)
         if loss is not None:
             return Outputs(outputs, loss)

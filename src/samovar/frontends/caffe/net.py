@@ -77,7 +77,11 @@ class CaffeNet(nn.Module):
         for number, step in enumerate(self.steps):
             for name in step.channels_last:
                 blobs[name] = blobs[name].contiguous(memory_format=torch.channels_last)
-            tops = self._tops(number, step, _bottoms(step, blobs))
+            try:
+                tops = self._tops(number, step, _bottoms(step, blobs))
+            except RuntimeError as error:
+                self._refuse_another_size(step, self.num_samples(batch), error)
+                raise
             blobs.update(zip(step.tops, tops, strict=True))
             for name, weight in step.loss_weights:
                 value = blobs[name] if blobs[name].dim() == 0 else blobs[name].sum()
@@ -118,11 +122,22 @@ class CaffeNet(nn.Module):
             return step.layer.tops(*bottoms)
         return self._watch.given(number, step, step.layer.tops(*self._watch.taken(number, bottoms)))
 
+    def num_samples(self, batch: Mapping[str, torch.Tensor]) -> int:
+        """By the batch's sample numbers, else by its first blob that has an axis."""
+        counted = (SAMPLE_NUMBERS, *self.input_names)
+        return next((len(batch[name]) for name in counted if name in batch and batch[name].dim()), self.batch_size)
+
+    def _refuse_another_size(self, step: Step, num_samples: int, error: RuntimeError) -> None:
+        """Raise InputError for a batch of another size than the net was built for."""
+        if num_samples != self.batch_size:
+            built = f"a batch of {num_samples} samples does not pass, the net is built for {self.batch_size}: {error}"
+            advice = "write 0 or -1 where a shape counts samples, or give each worker a whole batch"
+            raise step.layer.spec.error(f"{built}; {advice}") from error
+
     def _number_samples(self, batch: Mapping[str, torch.Tensor]) -> None:
         numbers = batch.get(SAMPLE_NUMBERS)
         if numbers is None:
-            sizes = [len(batch[name]) for name in self.input_names if batch[name].dim()]
-            first, count = self._num_samples_seen, sizes[0] if sizes else self.batch_size
+            first, count = self._num_samples_seen, self.num_samples(batch)
             self._num_samples_seen += count
             numbers = torch.arange(first, first + count)
         for layer in self._random_layers:
