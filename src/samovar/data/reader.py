@@ -99,8 +99,6 @@ class ImageSource:
 def open_source(config: LayerConfig, seed: int, shuffled: bool) -> Source:
     """The source of one data layer. `shuffled`, or the layer's own `shuffle`, asks for a random order.
     Raises: InputError if the files, their records and the layer do not fit together."""
-    if config.batch_size < 1:
-        raise InputError(f"{config.source}: batch_size is {config.batch_size}; it must be at least 1.")
     if isinstance(config, Hdf5DataConfig):
         return Hdf5Source(config, seed, shuffled or config.shuffled)
     if isinstance(config, WindowDataConfig):

@@ -126,8 +126,6 @@ def _mean_crops(mean_CHW: Floats | None, size: int, tops: Int64s, lefts: Int64s)
 def _mean(config: DataConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
     """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None without a mean."""
     values, file = config.transform.mean_values, config.transform.mean_file
-    if values and file is not None:
-        raise InputError(f"{config.source}: transform_param gives both mean_value and mean_file; give one of them.")
     if file is not None:
         return _mean_image(config.source, file, sample_shape)
     if len(values) not in {0, 1, sample_shape[0]}:

@@ -204,7 +204,6 @@ def test_more_workers_than_samples_are_refused(config: DataConfig) -> None:
     [
         ({"tops": ()}, "0 tops"),
         ({"tops": ("a", "b", "c")}, "3 tops"),
-        ({"batch_size": 0}, "batch_size is 0"),
         ({"transform": TransformConfig(crop_size=100)}, "crop_size 100"),
     ],
 )

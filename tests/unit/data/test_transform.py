@@ -121,7 +121,6 @@ def test_another_seed_gives_other_flips() -> None:
         ({"mean_values": (1.0,) * 4}, "gives 4 mean_value"),
         ({"crop_size": 7}, "crop_size 7 for records of height 7 and width 6; it may be 0 .* to 6"),
         ({"crop_size": -1}, "crop_size -1"),
-        ({"mean_values": (1.0,), "mean_file": Path("mean")}, "both mean_value and mean_file"),
         ({"mean_file": Path("nowhere.binaryproto")}, "nowhere.binaryproto"),
     ],
 )
