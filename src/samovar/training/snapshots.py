@@ -16,8 +16,8 @@ from samovar.core.stateful import State
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, encode_caffemodel_hdf5
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
-from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat, solver_config
+from samovar.frontends.caffe.weights import stored_layers
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.solver.flat import num_histories
 from samovar.training.build import Learner
@@ -148,7 +148,7 @@ def caffe_files(
 ) -> dict[str, bytes]:
     """Caffe's pair by path, weights first, in the form that the solver's snapshot_format asks for."""
     net = learner.net
-    records = _records(net, weights)
+    records = stored_layers(net, weights)
     suffix = ".h5" if form == "HDF5" else ""
     model, state = f"{name}.caffemodel{suffix}", f"{name}.solverstate{suffix}"
     solver_state = _solver_state(learner, steps_done, model)
@@ -173,12 +173,3 @@ def _solver_state(learner: Learner, steps_done: int, learned_net: str) -> Solver
     solver, names = learner.solver, [info.name for info in learner.net.parameter_infos]
     arrays = [history.logical(name) for history in solver.histories for name in names]
     return SolverState(steps_done, learned_net, arrays, solver.config.policy.drops(max(0, steps_done - 1)))
-
-
-def _records(net: CaffeNet, weights: Mapping[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
-    records = []
-    for outline in net.layers_for_caffemodel():
-        shaped = zip(outline.parameter_names, outline.parameter_shapes, strict=True)
-        blobs = [weights[name].reshape(shape) for name, shape in shaped]
-        records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
-    return records

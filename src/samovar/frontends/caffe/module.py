@@ -10,7 +10,7 @@ from torch import nn
 
 from samovar.core.errors import InputError, nearest
 from samovar.data.order import SAMPLE_NUMBERS
-from samovar.formats.caffe.caffemodel import LayerRecord, StoredNet
+from samovar.formats.caffe.caffemodel import StoredNet
 from samovar.formats.caffe.files import write_whole
 from samovar.frontends.caffe.definition import load_net, sized
 from samovar.frontends.caffe.layers.base import Layer
@@ -18,7 +18,7 @@ from samovar.frontends.caffe.layers.registry import UserLayer
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.spec import PHASES, Phase, Shape, text
 from samovar.frontends.caffe.weight_files import SUFFIXES, encode_named, encode_stored, require_finite_layers
-from samovar.frontends.caffe.weights import load_weights
+from samovar.frontends.caffe.weights import load_weights, stored_layers
 
 _FIRST_SAMPLE_LIMIT = 1 << 40
 
@@ -225,12 +225,7 @@ def save(net: Net, path: AnyPath) -> None:
 
 
 def stored_of(net: Net) -> StoredNet:
-    """The layers as in a caffemodel, float32; layers that share arrays have a copy each."""
-    layers = {layer.spec.name: layer for layer in net.caffe_net.layers}
-    records = []
-    for outline in net.caffe_net.layers_for_caffemodel():
-        held = layers[outline.name].caffe_parameters() if outline.parameter_names else []
-        shaped = zip(held, outline.parameter_shapes, strict=bool(held))
-        blobs = [parameter.detach().float().cpu().reshape(shape).numpy() for parameter, shape in shaped]
-        records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
-    return StoredNet(net.caffe_net.name, records)
+    """The layers as in a caffemodel, float32."""
+    infos = net.caffe_net.parameter_infos
+    arrays = {info.name: info.parameter.detach().float().cpu().numpy() for info in infos}
+    return StoredNet(net.caffe_net.name, stored_layers(net.caffe_net, arrays))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.caffemodel import Weights, read_caffemodel
+from samovar.formats.caffe.caffemodel import LayerRecord, Weights, read_caffemodel
 from samovar.frontends.caffe.layers.registry import UserLayer
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.spec import Shape, text
@@ -156,3 +156,13 @@ def as_weights(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]], pat
             advice = "give all of the layer or none"
             raise InputError(f"{path}: has arrays of layer '{place[0]}', but no '{name}'; {advice}")
     return by_layer(placed)
+
+
+def stored_layers(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
+    """The layers as in a caffemodel, from arrays by parameter name; layers that share arrays have a copy each."""
+    records = []
+    for outline in net.layers_for_caffemodel():
+        shaped = zip(outline.parameter_names, outline.parameter_shapes, strict=True)
+        blobs = [arrays[name].reshape(shape) for name, shape in shaped]
+        records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
+    return records
