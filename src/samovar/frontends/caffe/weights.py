@@ -88,9 +88,10 @@ def _without_leading_ones(shape: Shape) -> Shape:
     return ()
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "(none with weights)"
+def _some(names: Sequence[str]) -> str:
+    """The first 20 names: a file may hold any number of layers."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{list(names[:_MOST_NAMES])}{more}" if names else "(none with weights)"
 
 
 def read_weights(path: Path, net: CaffeNet) -> Weights:
@@ -114,9 +115,9 @@ def load_weights(net: CaffeNet, paths: Sequence[Path], tells_ignored: bool = Tru
         _load_buffers(net, path)
     lacking = [layer for layer in matched[0].missing if all(layer in m.missing for m in matched)] if matched else []
     files, verb = ", ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
-    missing = (f"{files}: {verb} no layers {_listed(lacking)}; they start from their fillers",) if lacking else ()
+    missing = (f"{files}: {verb} no layers {_some(lacking)}; they start from their fillers",) if lacking else ()
     ignored = zip(paths, (match.ignored if tells_ignored else () for match in matched), strict=True)
-    told = (f"{path}: layers {_listed(names)} are not in this net; ignored" for path, names in ignored if names)
+    told = (f"{path}: layers {_some(names)} are not in this net; ignored" for path, names in ignored if names)
     return *missing, *told
 
 
@@ -132,12 +133,6 @@ def _load_buffers(net: CaffeNet, path: Path) -> None:
     for name, buffer in places.items():
         if name in arrays and arrays[name].shape == tuple(buffer.shape):
             buffer.copy_(torch.from_numpy(arrays[name]))
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first 20 names: a file may hold any number of layers."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{list(names[:_MOST_NAMES])}{more}"
 
 
 def as_weights(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]], path: Path) -> Weights:

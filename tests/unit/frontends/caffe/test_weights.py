@@ -45,7 +45,10 @@ BAD = [
     ({"a": [ones(3, 2), ones(2)]}, "w.caffemodel: layer 'a', array 0 has shape 3 x 2, but 2 x 3 in the net"),
     ({"a": [ones(2, 3)]}, "layer 'a' has 1 arrays, but 2 in the net"),
     ({"a": [ones(2, 3), np.array([1, np.nan], np.float32)]}, "array 1 has 1 values that are NaN or infinite"),
-    ({"c": [ones(2, 3)], "d": [ones(1)]}, "belongs to another net: its layers 'c', 'd' are none of .*'a', 'b'"),
+    (
+        {"c": [ones(2, 3)], "d": [ones(1)]},
+        r"another net: its layers \['c', 'd'\] are none of .*\['a', 'b'\]",
+    ),
     ({}, "belongs to another net: its layers .none with weights."),
 ]
 
