@@ -12,16 +12,12 @@ from samovar.data.config import (
     WindowDataConfig,
 )
 from samovar.formats.image import MAX_PIXELS
+from samovar.frontends.caffe.layers.registry import DATA_TYPES
 from samovar.frontends.caffe.spec import LayerSpec, find_named
 
 _LMDB = 1  # DataParameter.DB
 _OLD_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
-_OWNERS = {
-    "Data": "data_param",
-    "HDF5Data": "hdf5_data_param",
-    "ImageData": "image_data_param",
-    "WindowData": "window_data_param",
-}
+_OWNERS = {kind: main for kind, (main, *_) in DATA_TYPES.items()}
 _CROP_MODES = ("warp", "square")
 _WITHOUT_EFFECT = {
     "rand_skip": "the order of samples follows from the seed",

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
-from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, TextPlace, field_names, read_text
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, check_solver, only_for_caffe, solver_warnings
 from samovar.frontends.caffe.spec import PHASES, Phase, find_named, is_there
@@ -106,21 +105,15 @@ def _sources(text: TextMessage, field: str) -> Iterator[NetSource]:
 
 def _with_state(text: TextMessage, source: NetSource, phase: Phase, field: str, index: int) -> NetSource:
     """`source` in the state that the solver's `field` asks for."""
-    state, place = _state(text, field, index)
-    if state is None:
+    solver, place = text.message, _place_of(text, field, index)
+    states = solver.test_state if phase == "TEST" else [solver.train_state] * solver.HasField(field)
+    if not states:
         return source
+    state = states[index]
     if state.HasField("phase") and state.phase != PHASES[phase]:
         raise InputError(f"{text.path}:{place.line_of('phase')}: {field}: its phase must be {phase}; leave phase out")
     level = state.level if state.HasField("level") else None
-    return NetSource(source.path, source.origin, source.text, level, tuple(state.stage))
-
-
-def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, TextPlace]:
-    place = _place_of(text, field, index)
-    if field == "train_state":
-        return (text.message.train_state if text.message.HasField(field) else None), place
-    states = text.message.test_state
-    return (states[index] if len(states) else None), place
+    return replace(source, level=level, stages=tuple(state.stage))
 
 
 def _place_of(text: TextMessage, field: str, index: int) -> TextPlace:

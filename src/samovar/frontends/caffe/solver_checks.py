@@ -34,10 +34,10 @@ def solver_warnings(text: TextMessage) -> tuple[str, ...]:
 
 def only_for_caffe(text: TextMessage) -> tuple[str, ...]:
     """The same for fields that `samovar caffe train` follows and `samovar train` does not."""
-    solver, found = text.message, []
-    if not solver.snapshot_after_train:
-        found.append(("snapshot_after_train", "has no effect; the end of a run is always saved"))
-    return tuple(f"{text.path}:{text.places.line_of(field)}: {field} {sentence}" for field, sentence in found)
+    if text.message.snapshot_after_train:
+        return ()
+    field = "snapshot_after_train"
+    return (f"{text.path}:{text.places.line_of(field)}: {field} has no effect; the end of a run is always saved",)
 
 
 def _error(text: TextMessage, field: str, reason: str) -> InputError:
