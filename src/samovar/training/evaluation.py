@@ -1,6 +1,7 @@
 """One rank's share of a test pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -80,7 +81,7 @@ class Evaluation:
         group, num_batches = self._group, self._num_batches
         if self._net.forget():
             group, num_batches = Group(0, 1), num_batches * (group.rank == 0)
-        with torch.no_grad():
+        with torch.no_grad(), _kept_statistics(self._net):
             for batch, tensors in evaluation_batches(self._reader, group, num_batches):
                 table[batch] = self._values(self._net(tensors))
                 for peer in range(self._group.world_size):
@@ -106,6 +107,16 @@ class Evaluation:
                 "hide a blob whose size depends on the data with a Silence layer"
             )
         return [*values.values(), 0.0 if output.loss is None else float(output.loss)]
+
+
+@contextmanager
+def _kept_statistics(net: CaffeNet) -> Iterator[None]:
+    """Put back afterwards what BatchNorm with `use_global_stats: false` changes: tests change no weights."""
+    statistics = [info.parameter for info in net.parameter_infos if info.is_statistic]
+    kept = [values.clone() for values in statistics]
+    yield
+    for values, before in zip(statistics, kept, strict=True):
+        values.copy_(before)
 
 
 def named_values(outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -79,3 +79,19 @@ def test_others_wait_for_a_slow_worker_whose_batches_come_in_time(prototxt: Path
     times: dict[str, Any] = {"num_batches": 16, "timeout_s": 2.0, "pauses_s": (0.14 if carries else 0.28, 0.0)}
     first, second = on_threads(2, lambda transport: results(prototxt, transport, 1, **times))
     assert first == second
+
+
+def test_a_test_leaves_running_statistics_as_they_were(prototxt: Path) -> None:
+    """With `use_global_stats: false` forward changes them in phase TEST, too; a run must not depend on its tests."""
+    rows = prototxt.read_text().strip().splitlines()[0]
+    norm = 'layer { name: "n" type: "BatchNorm" bottom: "x" top: "n" batch_norm_param { use_global_stats: false } }'
+    prototxt.write_text(f'{rows} {norm} layer {{ name: "sum" type: "Reduction" bottom: "n" top: "sum" }}')
+
+    def statistics(transport: ShmTransport) -> list[float]:
+        definition = load_net(prototxt)
+        with BatchReader(definition.data_layers("TEST"), training=False) as reader:
+            net = build_net(definition, "TEST", reader.top_shapes, seed=1)
+            Evaluation(net, reader, NUM_BATCHES, transport, 30.0).run()
+            return [float(info.parameter.abs().sum()) for info in net.parameter_infos]
+
+    assert on_threads(1, statistics) == [[0.0, 0.0, 0.0]]
