@@ -109,10 +109,6 @@ def _path(_name: str, value: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _text(_name: str, value: str) -> str:
-    return value
-
-
 def _number(name: str, value: str) -> int:
     try:
         return int(value)
@@ -171,6 +167,6 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "sighup_effect": _effect,
     "workers": _count,
     "threads_per_worker": _count,
-    "strategy": _text,
+    "strategy": lambda _, v: v,
 }
-_OF_TYPE: dict[type, Callable[[str, str], object]] = {int: _number, float: _real, bool: _truth, str: _text}
+_OF_TYPE: dict[type, Callable[[str, str], object]] = {int: _number, float: _real, bool: _truth, str: lambda _, v: v}

@@ -60,7 +60,8 @@ def images(
     written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, progress)
     if as_json:
         found_mean = None if mean is None else WrittenMean(mean, bool(written.mean_already_there))
-        _print_json([written.database], found_mean, image_shape=written.shape, classes=classes)
+        told = {"databases": [written.database], "mean": found_mean, "image_shape": written.shape, "classes": classes}
+        print_json(told)
     elif not quiet:
         for line in _lines(written, classes, mean):
             typer.echo(line)
@@ -168,16 +169,12 @@ def split(
 
 def _tell(databases: Sequence[WrittenDatabase], as_json: bool, mean: WrittenMean | None = None) -> None:
     if as_json:
-        _print_json(databases, mean)
+        print_json({"databases": databases, "mean": mean})
         return
     for database in databases:
         typer.echo(f"{database.folder}: {database.num_records:,} records, {_state(database.already_there)}")
     if mean is not None:
         typer.echo(f"{mean.path}: mean of the training images, {_state(mean.already_there)}")
-
-
-def _print_json(databases: Sequence[WrittenDatabase], mean: WrittenMean | None, **more: object) -> None:
-    print_json({"databases": databases, "mean": mean, **more})
 
 
 def _state(already_there: bool) -> str:

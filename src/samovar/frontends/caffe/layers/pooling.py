@@ -150,7 +150,7 @@ def _kernel(spec: LayerSpec, shape: Shape) -> tuple[int, int]:
         return shape[2], shape[3]
     if has_size == (has_h and has_w) or (has_size and (has_h or has_w)):
         raise spec.error("give either kernel_size, or both kernel_h and kernel_w", "pooling_param")
-    return _both(settings.kernel_size) if has_size else (settings.kernel_h, settings.kernel_w)
+    return (settings.kernel_size,) * 2 if has_size else (settings.kernel_h, settings.kernel_w)
 
 
 def _pair(spec: LayerSpec, name: str) -> tuple[int, int]:
@@ -161,11 +161,7 @@ def _pair(spec: LayerSpec, name: str) -> tuple[int, int]:
         raise spec.error(f"give either {name}, or both {name}_h and {name}_w", "pooling_param")
     if has_h:
         return getattr(settings, f"{name}_h"), getattr(settings, f"{name}_w")
-    return _both(getattr(settings, name))
-
-
-def _both(value: int) -> tuple[int, int]:
-    return value, value
+    return (getattr(settings, name),) * 2
 
 
 _MAX_HEIGHT = 16
