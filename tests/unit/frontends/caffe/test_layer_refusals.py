@@ -138,3 +138,19 @@ def test_an_address_space_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameters, "available_bytes", lambda: 64 << 20)
     monkeypatch.setattr(parameters, "address_space_left", lambda: 1 << 20)
     assert parameters._free_bytes(2) == 2 << 20
+
+
+COUNTED = [
+    'layer { name: "r" type: "Reshape" bottom: "data" top: "r" reshape_param { shape { dim: 4 dim: -1 } } } '
+    'layer { name: "x" type: "InnerProduct" bottom: "r" top: "y" inner_product_param { num_output: 2 } }',
+    'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 4 } } } '
+    'layer { name: "x" type: "Scale" bottom: "data" bottom: "d" top: "y" }',  # 4 channels, not 4 samples
+]
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_a_part_of_a_batch_that_a_shape_counts_is_refused_with_its_layer(net_of: BuildNet, text: str) -> None:
+    net = net_of(text, {"data": (4, 4)})
+    net({"data": torch.zeros(4, 4)})
+    with pytest.raises(InputError, match=r"layer 'x': a batch of 2 samples does not pass, .* built for 4: .* 0 or -1"):
+        net({"data": torch.zeros(2, 4)})
