@@ -61,7 +61,7 @@ class Net(nn.Module):
         self.train(phase == "TRAIN")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises InputError for another module in a layer's place: forward would go on without it."""
+        """Raises InputError for another module in a layer's place: forward would not use it."""
         if name in self.__dict__.get("_modules", ()) and value is not self._modules[name]:
             advice = "change the layer in the prototxt, or work on the net's outputs"
             raise InputError(f"{self._who()}: its layer '{name}' cannot be replaced by another module; {advice}")
