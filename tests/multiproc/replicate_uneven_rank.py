@@ -135,6 +135,54 @@ def local_sgd(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="local-sgd", sync_period_steps=2)
 
 
+def accumulated(process_group: ProcessGroup) -> Any:
+    """Steps of two batches, so that data of five batches ends between the two."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=1)
+    shard, own = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None)), 0
+    for _ in range(2):
+        for x, y in own_batches(shard):
+            replica.backward(F.cross_entropy(model(x), y) / 2)
+            own += 1
+            if own % 2 == 0:
+                replica.step()
+                optimizer.zero_grad()
+    with replica.evaluating():
+        return {"steps": replica.step_count, "evaluated": values(model)}
+
+
+def one_pass_for_two(process_group: ProcessGroup, **settings: object) -> Any:
+    """Two replicas whose gradients come from one pass."""
+    parts = perceptron(1), nn.Linear(3, 3)
+    optimizers = [sgd(part) for part in parts]
+    first, second = (replicated(process_group, *both, **settings) for both in zip(parts, optimizers, strict=True))
+    for x, y in own_batches(first.shard(DataLoader(Uneven(first.world_size), batch_size=None))):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        first.backward(F.cross_entropy(parts[1](parts[0](x)), y), also=[second])
+        first.step()
+        second.step()
+    return {"steps": second.step_count, "values": values(parts[0]) + values(parts[1])}
+
+
+def one_pass_for_two_in_buckets(process_group: ProcessGroup) -> Any:
+    return one_pass_for_two(process_group, bucket_size_bytes=1)
+
+
+def looked_at_before_the_step(process_group: ProcessGroup) -> Any:
+    """A call and an inner loop of those that have data, between their backward and step."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=1)
+    held_back = replica.shard(DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2))
+    for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.mean(1.0)
+        list(held_back)
+        replica.step()
+    return {"steps": replica.step_count, "values": values(model)}
+
+
 def saved_in_every_step(process_group: ProcessGroup) -> Any:
     """Each rank that has data takes its state, while another one has none."""
     model = perceptron()
@@ -268,6 +316,10 @@ SCENARIOS = {
         compared,
         damped,
         local_sgd,
+        accumulated,
+        one_pass_for_two,
+        one_pass_for_two_in_buckets,
+        looked_at_before_the_step,
         saved_in_every_step,
         diloco,
         streaming,

@@ -42,6 +42,23 @@ def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str
         assert result["evaluated"] == ranks[0]["evaluated"]
 
 
+def test_data_may_end_in_the_middle_of_a_step() -> None:
+    first, second = of("accumulated")
+    assert first == second
+
+
+def test_those_with_data_may_meet_between_backward_and_step() -> None:
+    first, second = of("looked_at_before_the_step")
+    assert first == second
+    assert first["steps"] == 5
+
+
+@pytest.mark.parametrize("name", ["one_pass_for_two", "one_pass_for_two_in_buckets"])
+def test_one_pass_gives_two_replicas_their_gradients_while_a_rank_has_no_data(name: str) -> None:
+    first, second = of(name)
+    assert first == second
+
+
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_scale_that_is_brought_to_all_after_each_epoch_changes_no_weight(world_size: int) -> None:
     for result in of("scaled", world_size):

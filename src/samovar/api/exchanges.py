@@ -160,10 +160,14 @@ class GradientExchange(Exchange):
         if more:
             backward.run()
             return
-        self._announcer.announce(Event.BACKWARD, self._num_exchanges)
+        call = Event.BACKWARD, self._num_exchanges
+        if not backward.others:  # theirs are over before this one
+            self._announcer.announce(*call)
         self._is_torn = True
         self._gradients.backward(backward, self._gradient_final)
-        num_active = self._announcer.num_active(Event.BACKWARD, self._num_exchanges)
+        if backward.others:
+            self._announcer.announce(*call)
+        num_active = self._announcer.num_active(*call)
         self._complete(num_active)
         self._is_torn = False
 
@@ -280,19 +284,13 @@ class WeightExchange(Exchange):
         told = TrialCallback(tell=partial(_tell, collectives.group.rank))
         self._strategy = build_strategy(*made, center, told)
         self._strategy.on_host = self._weights.in_buffer
-        self._announced = -1
         if center is None:
             self._strategy.begin_step(0)
-
-    def backward(self, backward: BackwardPass, step: int, _more: bool) -> None:
-        self._announce(step)
-        backward.run()
 
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()
         if self._strategy.exchanges_at(step):
-            self._announce(step)
-            self._announcer.num_active(Event.STEP, step)
+            self._announcer.agree(Event.STEP, step)
         self._finish(step, apply)
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
@@ -333,7 +331,6 @@ class WeightExchange(Exchange):
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
-        self._announced = -1  # the next step may be an earlier one
         self._strategy.load_state_dict(state)
 
     def _drain(self) -> None:
@@ -341,11 +338,6 @@ class WeightExchange(Exchange):
         with self._weights.in_buffer():
             self._strategy.forget_drained()
             self._strategy.drain()
-
-    def _announce(self, step: int) -> None:
-        if self._announced < step and self._strategy.exchanges_at(step):
-            self._announced = step
-            self._announcer.announce(Event.STEP, step)
 
 
 def exchange_in_step(

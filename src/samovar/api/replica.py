@@ -121,8 +121,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         and DeadlineExceeded. Cost: one all-reduce of the gradients.
         """
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else None if inputs is None else tuple(inputs)
-        around = tuple(partial(other._backward, more) for other in also)
-        self._backward(more, BackwardPass(loss, gradient, retain_graph, leaves, around))
+        others = tuple(partial(other._backward, more) for other in also)
+        self._backward(more, BackwardPass(loss, gradient, retain_graph, leaves, others))
 
     def _backward(self, more: bool, backward: BackwardPass) -> None:
         self._require_training("backward()")

@@ -87,8 +87,8 @@ class UnevenInputs:
     """The messages of ranks that step together before each exchange, for all replicas of the process.
 
     As in torch's Join, a rank whose data ended shadows the calls of the others, without data. An active rank announces
-    a call as early as it can, and asks for the answers when the exchange begins. A rank whose data ended answers every
-    call of the others until no rank is active.
+    a call when its exchange comes next, and asks for the answers when that begins. A rank whose data ended answers
+    every call of the others until no rank is active.
 
     Figures of a replica travel in the messages of its calls.
 

@@ -12,23 +12,25 @@ from samovar.core.layout import Bucket
 class BackwardPass:
     """`loss.backward(gradient, retain_graph, inputs=inputs)`, when it is run.
 
-    `inputs` are the leaves whose gradients are made; None for all. Each of `around` runs the rest inside its own pass.
-    `before_final` is called before a bucket counts as final.
+    `inputs` are the leaves whose gradients are made; None for all. Each of `others`, and then of `around`, runs the rest
+    inside its own pass. `before_final` is called before a bucket counts as final.
     """
 
     loss: torch.Tensor
     gradient: torch.Tensor | None = None
     retain_graph: bool | None = None
     inputs: tuple[torch.Tensor, ...] | None = None
+    others: "tuple[Callable[[BackwardPass], None], ...]" = ()
     around: "tuple[Callable[[BackwardPass], None], ...]" = ()
     before_final: Callable[[Bucket], None] | None = None
 
     def run(self) -> None:
-        if self.around:
-            first, *others = self.around
-            first(replace(self, around=tuple(others)))
-            return
-        self.loss.backward(self.gradient, self.retain_graph, inputs=self.inputs)  # type: ignore[no-untyped-call]
+        if self.others:
+            self.others[0](replace(self, others=self.others[1:]))
+        elif self.around:
+            self.around[0](replace(self, around=self.around[1:]))
+        else:
+            self.loss.backward(self.gradient, self.retain_graph, inputs=self.inputs)  # type: ignore[no-untyped-call]
 
     def inside(self, run: "Callable[[BackwardPass], None]") -> "BackwardPass":
         """The same pass, with `run` as the innermost of what runs it."""
