@@ -208,6 +208,11 @@ def elastic_step(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="step")
 
 
+def elastic_step_encoded(process_group: ProcessGroup) -> Any:
+    """Encoded messages move in the step that takes them, and not behind it."""
+    return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="step", compress="int8")
+
+
 def elastic_period(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="period")
 
@@ -324,6 +329,7 @@ SCENARIOS = {
         diloco,
         streaming,
         elastic_step,
+        elastic_step_encoded,
         elastic_period,
         two_replicas,
         inner_loop,

@@ -21,7 +21,7 @@ def of(name: str, world_size: int = 2) -> list[Any]:
 
 
 WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]  # the third rank has no data at all
-STRATEGIES = ["local_sgd", "diloco", "streaming", "elastic_step", "elastic_period"]
+STRATEGIES = ["local_sgd", "diloco", "streaming", "elastic_step", "elastic_step_encoded", "elastic_period"]
 
 
 @pytest.mark.slow

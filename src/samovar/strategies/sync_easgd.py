@@ -166,6 +166,10 @@ class SyncEasgd(LocalSteps):
         """Whether differences are, from the first exchange on; None if not asked for."""
         return None if self._codec is None else len(self._residual) > 0
 
+    def exchanges_at(self, step: int) -> bool:
+        """With `overlap` "step" also where an exchange under way must be complete."""
+        return super().exchanges_at(step) or (self._overlap == "step" and self._is_under_way)
+
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
         """One worker sends nothing, and encodes nothing."""
         if self._codec is None or collectives.group.world_size == 1:
