@@ -186,6 +186,9 @@ class DiLoCo(LocalSteps):
             self._step_center(self._shared, self._center.copy(), self._velocity.copy())
             self._ahead = self._shared
 
+    def forget_drained(self) -> None:
+        self._ahead = None
+
     def center(self) -> Array | None:
         """c, or what `drain` found, until the next step."""
         return self._center if self._ahead is None else self._ahead
