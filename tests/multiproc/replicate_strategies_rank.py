@@ -138,6 +138,7 @@ def statistics(process_group: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     model.register_buffer("time", torch.tensor(1.7e9 + 0.123, dtype=torch.float64))
+    model.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min).mul_(torch.tensor([0.0, 1.0])))
     model.register_buffer("cache", torch.ones(1), persistent=False)
     replica = replicated(process_group, model, optimizer := sgd(model))
     model.cache = torch.full((3 + replica.rank,), replica.rank)  # it has grown with the longest text
@@ -148,7 +149,9 @@ def statistics(process_group: ProcessGroup) -> Any:
     own = model[1].running_mean.tolist()
     with replica.evaluating():
         mean, time, cache = model[1].running_mean.tolist(), model.time.item(), model.cache.tolist()
-    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own, "time": time, "cache": cache}
+        mask = model.mask.tolist()
+    kept = model[1].running_mean.tolist() == own
+    return {"own": own, "mean": mean, "kept": kept, "time": time, "cache": cache, "mask": mask}
 
 
 class Cached(nn.Module):

@@ -114,14 +114,15 @@ def num_values(model: nn.Module) -> int:
     return sum(buffer.numel() for buffer in mean_buffers(model))
 
 
-# The error of a float32 sum of a few equal values, relative to them.
-_ROUNDING = 2.0**-20
+# The error of a float32 sum of a few equal values, relative to them; and values whose sum may be too large for it.
+_ROUNDING, _HUGE = 2.0**-20, 2.0**100
 
 
 class BufferMean:
     """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back.
 
-    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits.
+    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So does
+    a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
     """
 
     def __init__(self, model: nn.Module, array: Array) -> None:
@@ -138,10 +139,11 @@ class BufferMean:
         """A context in which the model's buffers are `scale` times the array."""
         kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
         for buffer, place in self._pairs():
-            mean = (place * scale).view_as(buffer).to(buffer.device)
+            mean, own = (place * scale).view_as(buffer), buffer.detach().to("cpu", torch.float64)
+            stays = mean.isinf() & (own.abs() > _HUGE)
             if buffer.dtype == torch.float64:
-                mean = torch.where((mean - buffer).abs() <= buffer.abs() * _ROUNDING, buffer, mean)
-            buffer.detach().copy_(mean)
+                stays |= (mean - own).abs() <= own.abs() * _ROUNDING
+            buffer.detach().copy_(torch.where(stays, own, mean))
         try:
             yield
         finally:
