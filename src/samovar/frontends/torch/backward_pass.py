@@ -12,8 +12,8 @@ from samovar.core.layout import Bucket
 class BackwardPass:
     """`loss.backward(gradient, retain_graph, inputs=inputs)`, when it is run.
 
-    `inputs` are the leaves whose gradients are made; None for all. Each of `others`, and then of `around`, runs the rest
-    inside its own pass. `before_final` is called before a bucket counts as final.
+    `inputs` are the leaves whose gradients are made; None for all. Each of `others`, and then of `around`, runs the
+    rest inside its own pass. `before_final` is called before a bucket counts as final.
     """
 
     loss: torch.Tensor

@@ -121,8 +121,8 @@ _ROUNDING, _HUGE = 2.0**-20, 2.0**100
 class BufferMean:
     """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back.
 
-    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So does
-    a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
+    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So
+    does a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
     """
 
     def __init__(self, model: nn.Module, array: Array) -> None:
