@@ -39,7 +39,7 @@ from turns import answer
 
 from samovar import _native
 from samovar.frontends.torch.parameters import layout_of
-from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.base import CenterSeat
 from samovar.strategies.config import StrategyConfig
 
 _PIECE_BYTES = 8 << 20

@@ -17,9 +17,8 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.state import FlatWeights
-from samovar.strategies.base import Buffers
+from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
-from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
 

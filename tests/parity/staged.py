@@ -22,7 +22,7 @@ from samovar.frontends.caffe.net import build_net
 from samovar.model.model import Model, layout_of
 from samovar.solver.flat import Solver, num_histories
 from samovar.solver.policy import PolicyConfig, SolverConfig
-from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.base import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.training.build import _begin as begin_strategy
 from samovar.training.build import _evaluated as evaluated_weights

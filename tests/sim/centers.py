@@ -18,9 +18,9 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.strategies.base import Buffers
+from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
-from samovar.strategies.center_steps import CenterSeat, CenterSteps
+from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Array, Region
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate

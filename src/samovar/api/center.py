@@ -21,8 +21,9 @@ from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_la
 from samovar.membership.ranks import JobRanks, KeptRanks
 from samovar.membership.session import BoxCenter, CenterPlace, KeptCenter, Session
 from samovar.membership.window_place import WindowsCenter
+from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, word_of
-from samovar.strategies.center_steps import CenterSeat, CenterSteps
+from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 
 _LOOK_S, _MEET_S = 0.25, 0.05

@@ -26,9 +26,8 @@ from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, g
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of, require_apart, require_dense_gradients
 from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
-from samovar.strategies.base import Buffers
+from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
-from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.factors import LEAST_BYTES
 from samovar.strategies.traits import ALWAYS, AUTO, NONE

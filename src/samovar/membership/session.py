@@ -15,8 +15,8 @@ from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.membership.ranks import Ranks
+from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import BoxWord, Readiness, say_filled
-from samovar.strategies.center_steps import CenterSeat
 
 Ranks_contra = TypeVar("Ranks_contra", bound=Ranks, contravariant=True)
 

@@ -11,14 +11,12 @@ from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import InputError, NotFinite
 from samovar.core.layout import all_finite, first_not_finite
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import CenterSeat, Place, Reduced, Strategy
+from samovar.strategies.base import Place, Reduced, Strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import take_center
 from samovar.strategies.settings import further, pulls_too_far
 from samovar.strategies.traits import MAX_REFUSED_PUSHES, Chosen, Traits
 from samovar.transports.base import Array
-
-__all__ = ["CenterSeat", "CenterSteps", "ElasticSteps", "Staleness", "planned"]
 
 NUM_RECENT = 64
 

@@ -24,8 +24,8 @@ from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Se
 from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
+from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
-from samovar.strategies.center_steps import CenterSeat
 from samovar.training.async_order import Order
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, StatisticViews
