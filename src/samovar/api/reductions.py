@@ -153,7 +153,7 @@ class RankCalls:
         return self._reductions.gather(value)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank `source`, on every rank. It may be what `gather` takes."""
+        """The value of rank `source`, which `gather` may take, on every rank; None if the data of `source` ended."""
         return self._reductions.broadcast(value, source)
 
     def barrier(self) -> None:
