@@ -151,11 +151,12 @@ def accumulated(process_group: ProcessGroup) -> Any:
         return {"steps": replica.step_count, "evaluated": values(model)}
 
 
-def one_pass_for_two(process_group: ProcessGroup, **settings: object) -> Any:
+def one_pass_for_two(process_group: ProcessGroup, **settings: Any) -> Any:
     """Two replicas whose gradients come from one pass."""
     parts = perceptron(1), nn.Linear(3, 3)
     optimizers = [sgd(part) for part in parts]
-    first, second = (replicated(process_group, *both, **settings) for both in zip(parts, optimizers, strict=True))
+    made = zip(parts, optimizers, strict=True)
+    first, second = (replicated(process_group, part, optimizer, **settings) for part, optimizer in made)
     for x, y in own_batches(first.shard(DataLoader(Uneven(first.world_size), batch_size=None))):
         for optimizer in optimizers:
             optimizer.zero_grad()
