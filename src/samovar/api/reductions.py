@@ -131,8 +131,8 @@ class RankCalls:
     def mean(self, value: Value) -> Value:
         """The mean over ranks of a number, or of a tensor by element. Computed in float64, the same on every rank.
 
-        All ranks make the same call and wait for each other. This also holds for `sum`, `max`, `gather`, `broadcast`
-        and `barrier`. Inside a loop over a shard, ranks whose data ended are left out.
+        All ranks make the same call and wait for each other, as for `sum`, `max`, `gather`, `broadcast` and `barrier`.
+        Inside a loop over a shard, ranks whose data ended are left out. At a center call it after the loop.
         """
         return self._reductions.reduce(RankReduction.MEAN, value)
 
