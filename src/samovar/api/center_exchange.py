@@ -123,8 +123,7 @@ class HybridExchange(GradientExchange):
         self._weights.require_in_place()
         super().step(step, apply)
         if self._hybrid.is_due(step):
-            self._announcer.announce(Event.STEP, step)
-            self._announcer.num_active(Event.STEP, step)
+            self._announcer.agree(Event.STEP, step)
             self._exchange(step)
         self._duties.look(step + 1, self._optimizers)
 

@@ -195,10 +195,10 @@ class Announcer:
     def num_active(self, event: Event, step: int, detail: float = 0.0) -> int:
         return self.uneven.num_active(Call(self.number, event, step, detail), self.deadline)
 
-    def agree(self, event: Event, step: int, detail: float = 0.0) -> None:
-        """Meet all ranks here. Raises ReplicasDiffer if one is at another call, or has another detail."""
+    def agree(self, event: Event, step: int, detail: float = 0.0) -> int:
+        """Meet all ranks here: how many have data. Raises ReplicasDiffer if one is at another call, or detail."""
         self.announce(event, step, detail)
-        self.num_active(event, step, detail)
+        return self.num_active(event, step, detail)
 
     def gathered(self, step: int, detail: float) -> list[tuple[int, float]]:
         """Every rank's step and detail, after all data has ended."""

@@ -170,10 +170,7 @@ class Checkpoints(RankCalls):
         """Meet the other ranks at a save to `path`. Raises SamovarError if one has no data left, or trains on."""
         self._require_training("save()")
         self._meet_at_center("save()")
-        detail = digest_number(str(path))
-        self._all.announce(Event.SAVING, 0, detail)
-        num_active = self._all.num_active(Event.SAVING, 0, detail)
-        if ended := self.world_size - num_active:
+        if ended := self.world_size - self._all.agree(Event.SAVING, 0, digest_number(str(path))):
             raise SamovarError(
                 f"save(): rank {self.rank}: the data of {ended} rank(s) has ended, and they wait in their loops; save "
                 "after the epoch, or at a step where all ranks have data"
