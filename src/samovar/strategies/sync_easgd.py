@@ -170,6 +170,9 @@ class SyncEasgd(LocalSteps):
         """With `overlap` "step" also where an exchange under way must be complete."""
         return super().exchanges_at(step) or (self._overlap == "step" and self._is_under_way)
 
+    def uses_weights_after(self, step: int) -> bool:
+        return super().exchanges_at(step)
+
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
         """One worker sends nothing, and encodes nothing."""
         if self._codec is None or collectives.group.world_size == 1:

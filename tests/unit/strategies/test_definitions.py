@@ -247,6 +247,25 @@ def test_an_empty_state_starts_from_the_weights_and_a_foreign_one_is_refused(nam
         on_shm(resume(replace(other, num_steps=0), foreign, NUM_STEPS), 2)
 
 
+def test_the_step_that_completes_an_exchange_waits_for_others_and_needs_no_weights() -> None:
+    def looks(transport: SimTransport) -> list[tuple[bool, bool]]:
+        window = transport.open_window("model", 2 * NUM_ELEMENTS * 4, 0)
+        weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "ring")
+        config = StrategyConfig("sync-easgd", sync_period_steps=4, overlap="step")
+        strategy = build_strategy(
+            config, collectives, LAYOUT.buckets(None), Buffers(weights, gradients), lambda: Deadline(0.0)
+        )
+        found = []
+        for step in range(6):
+            found.append((strategy.exchanges_at(step), strategy.uses_weights_after(step)))
+            strategy.updated(step)
+        return found
+
+    (found,) = simulate(looks, 1, SimConfig()).results
+    assert found == [(False, False)] * 3 + [(True, True), (True, False), (False, False)]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_exchanges_are_due_after_every_period(name: str) -> None:
     def strategy_on(transport: SimTransport) -> tuple[str, list[int]]:
