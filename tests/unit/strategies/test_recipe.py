@@ -65,7 +65,7 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
         ("local-sgd", {}, 2.0),
         ("diloco", {}, 3.0 * 0.5 / 0.7),
         ("diloco", {"outer_momentum": 0.9}, 3.0 * 0.1 / 0.7),
-        ("slowmo", {}, 2.0 * 0.7),
+        ("slowmo", {}, 2.0 * 0.7 / 0.5),
         ("async-sgd", {}, 2.0),
         ("async-easgd", {"moving_rate": 0.25}, 2.0 * 1.5),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.75}, 2.0 * 1.75),
