@@ -36,13 +36,13 @@ def with_rate(solver: Path, factor: float) -> Path:
 
 def test_by_default_a_strategy_has_the_bits_of_its_changes_made_by_hand(solver: Path, tmp_path: Path) -> None:
     """Half the rate is exact in float32, which a solver's file is read in."""
-    given = ("--strategy", "slowmo", "--outer-momentum", 0.5)
+    given = ("--strategy", "slowmo", "--outer-momentum", 0.5, "--outer-rate", 1)
     ended, result = trained(solver, tmp_path / "recipe", *given)
-    by_hand = ("--batch-mode", "global", "--sync-period", 16)
+    by_hand = ("--batch-mode", "global", "--sync-period", 8)
     _, wanted = trained(with_rate(solver, 0.5), tmp_path / "by hand", *given, *by_hand)
     assert result["weights_sha256"] == wanted["weights_sha256"]
     assert (result["recipe"], wanted["recipe"], wanted["recipe_changes"]) == ("auto", "none", [])
-    changes = ["a worker's batch 12 -> 6", "sync_period_steps 12 -> 16", "base_lr 0.01 -> 0.005"]
+    changes = ["a worker's batch 12 -> 6", "sync_period_steps 12 -> 8", "base_lr 0.01 -> 0.005"]
     assert result["recipe_changes"] == changes
     assert f"recipe of slowmo, for one worker's accuracy from the same samples: {', '.join(changes)}" in ended.output
 
