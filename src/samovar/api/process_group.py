@@ -116,8 +116,8 @@ class ProcessGroup:
     def counter(self, name: str, mark: float, deadline: Callable[[], Deadline]) -> Callable[[], int]:
         """A count from 0 that all ranks share under `name`: each call gives the next number.
 
-        Waits for the rank that comes first. Raises ReplicasDiffer if that one has another `mark`, InputError if the
-        count might be lost, and what `Rendezvous` raises. Cost: a question to the job's store for each call.
+        Raises ReplicasDiffer if a rank that came before has another `mark`, InputError if the count might be lost, and
+        what `Rendezvous` raises. Cost: a question to the job's store for each call.
         """
         if self.group.world_size == 1:
             return count().__next__
@@ -127,9 +127,8 @@ class ProcessGroup:
                 "shard: on_demand: under samovar run --keep-going the count of batches would be lost with rank 0; "
                 "leave on_demand or --keep-going out"
             )
-        if store.claim(f"{name}/first", deadline()):
-            store.tell(f"{name}/mark", repr(mark), deadline())
-        if store.missing([f"{name}/mark"], deadline()) or store.value(f"{name}/mark", deadline()) != repr(mark):
+        # The first rank of each mark claims the name, so there is one mark.
+        if store.claim(f"{name}/{mark!r}", deadline()) and not store.claim(f"{name}/first", deadline()):
             raise ReplicasDiffer(
                 f"rank {self.group.rank}: shard: on_demand: another rank divides this epoch in another order, or in "
                 "batches of another size; give all ranks the same data, batch_size, sampler and seed"
