@@ -60,6 +60,20 @@ def own_loop(replica: Replica, model: torch.nn.Module) -> list[float]:
     return losses
 
 
+def logging_loop(replica: Replica, model: torch.nn.Module) -> list[float]:
+    """All ranks meet after each step, and evaluate before the last exchange."""
+    losses: list[float] = []
+    for x, y in batches(replica.rank, 3 * PERIOD):
+        if len(losses) == 2 * PERIOD:
+            with replica.evaluating():
+                model(x)
+        loss = F.cross_entropy(model(x), y)
+        replica.backward(loss)
+        replica.step()
+        losses.append(float(replica.mean(loss)))
+    return losses
+
+
 def sharded_loop(replica: Replica, model: torch.nn.Module) -> list[float]:
     """The last rank has no data in the last step."""
     data = TensorDataset(torch.randn(NUM_STEPS * replica.world_size - 1, 6))
@@ -110,6 +124,10 @@ def seldom(process_group: ProcessGroup) -> Any:
     return seen(process_group, own_loop, "local-sgd", sync_period_steps=PERIOD)
 
 
+def seldom_logged(process_group: ProcessGroup) -> Any:
+    return seen(process_group, logging_loop, "local-sgd", sync_period_steps=PERIOD)
+
+
 def resumed(process_group: ProcessGroup) -> Any:
     return seen(process_group, resumed_loop)
 
@@ -153,7 +171,10 @@ def traced(process_group: ProcessGroup) -> Any:
     return seen(process_group, own_loop, trace="steps=3-4")
 
 
-SCENARIOS = {one.__name__: one for one in (in_step, uneven, in_parts, seldom, resumed, at_own_speed, traced, profiled)}
+SCENARIOS = {
+    one.__name__: one
+    for one in (in_step, uneven, in_parts, seldom, seldom_logged, resumed, at_own_speed, traced, profiled)
+}
 
 if __name__ == "__main__":
     serve_rank(SCENARIOS)

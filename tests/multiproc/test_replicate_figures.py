@@ -61,6 +61,13 @@ def test_seldom_exchanges_report_their_steps_together() -> None:
     assert lines[-1]["loss"] == pytest.approx(sum(last) / 2)
 
 
+def test_ranks_are_compared_at_exchanges_alone_however_often_they_meet() -> None:
+    """Elsewhere no rank waits for the last one. After an evaluation, the first exchange does not count."""
+    _, _, lines = of("seldom_logged")
+    assert [line["step"] for line in lines] == list(range(2, 3 * PERIOD + 1))
+    assert [line["step"] for line in lines if "late_s" in line] == [PERIOD, 2 * PERIOD]
+
+
 def test_a_state_that_is_loaded_replaces_the_lines_behind_it() -> None:
     first, _, lines = of("resumed")
     assert [line["step"] for line in lines] == list(range(1, 2 * NUM_STEPS + 1))

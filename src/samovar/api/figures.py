@@ -71,7 +71,7 @@ class ReplicaFigures:
         self._file: RunFile | None = None
         self._sinks: list[Sink] = []
         self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
-        self._run = RunFigures(Advice.of_loop(config.exchanges_weights))
+        self._run = RunFigures(Advice.of_loop(config.exchanges_weights), self._sinks)
         self._pace = Pace()
         self._laps = Laps()
         self._tracing: Tracing | None = None
@@ -83,7 +83,7 @@ class ReplicaFigures:
         self._num_steps = self._num_samples_told = self._num_fetched = self._steps_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._same = SameLosses()
-        self._has_met = self._is_open = self._has_passed = self._was_away = False
+        self._has_met = self._is_open = self._has_passed = self._was_away = self._steps_alone = False
         self._waits = False  # whether an exchange waits for a device
         self._workers: dict[int, Row] = {}
         self._told_s = self._workers_s = -math.inf
@@ -112,7 +112,6 @@ class ReplicaFigures:
         if self._rank == 0:
             self._file, sinks = open_wanted(self._wanted, self._settings(model))
             self._sinks.extend(sinks)
-            self._run = RunFigures(Advice.of_loop(self._config.exchanges_weights), self._sinks)
         if self._tracing is not None:
             self._layers = LayerSpans(leaves(model), self._tracing.trace)
         self.go_to(0)
@@ -180,6 +179,7 @@ class ReplicaFigures:
         laps.lap("update_s")
         if not self._reduces_gradients:
             laps.arrive()
+            self._steps_alone = True  # unless an exchange hears the others
 
         def timed() -> Any:
             laps.lap("exchange_s")
@@ -210,7 +210,7 @@ class ReplicaFigures:
 
     def hear(self, rows: Rows) -> None:
         """Take what all ranks have told with a call; zeros of those that told nothing."""
-        self._has_met = True
+        self._has_met, self._steps_alone = True, False
         told = np.flatnonzero(rows[:, 0])
         if not len(told):
             return
@@ -326,8 +326,8 @@ class ReplicaFigures:
         samples = self.num_samples - self._num_samples_told
         times = self._times
         arrived_s = times.arrived_s if self._has_one_clock else -times.exchange_s
-        if self._was_away:  # a rank that evaluates alone is no slow one
-            arrived_s, self._was_away = math.nan, False
+        if self._was_away or self._steps_alone:  # no rank waits here, or the last one came from its evaluation
+            arrived_s, self._was_away = math.nan, self._was_away and self._steps_alone
         num_steps = self._num_steps
         self._posted, self._times = (steps_done, times), StepTimes()
         self._num_steps, self._num_samples_told = 0, self.num_samples

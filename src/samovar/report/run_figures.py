@@ -42,7 +42,7 @@ class RunFigures:
     """Adds up the steps of a run, and gives each to `sinks`. Cost: 10 us a step, and that of the sinks."""
 
     def __init__(self, advice: Advice, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks = tuple(sinks)
+        self._sinks = sinks
         self._recent: deque[StepDone] = deque(maxlen=_RATE_STEPS)
         self._spent, self._stragglers = TimeSpent(advice), StragglerWatch()
         self._is_warm = False
