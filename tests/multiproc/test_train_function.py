@@ -171,12 +171,12 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"moving_rte": 0.5}, "train: there is no argument moving_rte; known are "),
+        ({"moving_rte": 0.5}, "train: there is no argument moving_rte; did you mean 'moving_rate'?"),
         ({"iterations": "5"}, "iterations: got '5'; give a whole number"),
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
         ({"metrics": [samovar.Sink()]}, "metrics: got a Sink, but another process writes; give FILE.py:NAME or"),
         ({"record": "yes"}, "record: got 'yes'; give True or False"),
-        ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one has"),
+        ({"strategy": "sync-easgd", "moving_rate": "much"}, "moving_rate: got 'much'; give a value of type float"),
         ({"strategy": "local-sgd", "sync_period_steps": 0}, "sync_period_steps: got 0 steps; give at least 1"),
     ],
 )

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from inspect import signature
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -32,7 +33,7 @@ from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
 from samovar.strategies.own import declared_as, name_of
 from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import AUTO, KINDS, NONE
+from samovar.strategies.traits import AUTO, NONE
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _Given = ParamSpec("_Given")
@@ -297,16 +298,11 @@ def _config(
     name = strategy if isinstance(strategy, str) else name_of(strategy)
     if ":" in name:
         declared_as(name)
-    given = {setting: value for setting, value in by_name(settings, "replicate").items() if value is not None}
+    named = by_name(settings, "replicate", list(signature(replicate).parameters)[:-1])  # the last takes all settings
+    given = {setting: value for setting, value in named.items() if value is not None}
     bucket = given.pop(BUCKET.name, None)
     size = parse_bucket(bucket) if isinstance(bucket, str) else bucket
-    try:
-        config = StrategyConfig.given(name, given, collective=collective, bucket_size_bytes=size)
-    except TypeError as error:
-        shown = ", ".join(f"{setting}={value!r}" for setting, value in settings.items())
-        raise InputError(
-            f"replicate: got {shown}: one is unknown or has a wrong type; known are {_known(name)}"
-        ) from error
+    config = StrategyConfig.given(name, given, collective=collective, bucket_size_bytes=size)
     if config.divides_updates:
         raise InputError(
             "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank, but a torch "
@@ -317,12 +313,6 @@ def _config(
         if config.exchanges_weights or config.needs_center:
             raise InputError(f"replicate: compare_weights_steps: {config.name} keeps no weights equal; leave it out")
     return config, bucket is not None
-
-
-def _known(strategy: str) -> str:
-    """The settings of this strategy; of all strategies if the name is unknown."""
-    kinds = [KINDS[strategy]] if strategy in KINDS else list(KINDS.values())
-    return ", ".join(dict.fromkeys(setting.argument for kind in kinds for setting in kind.traits.settings))
 
 
 def _described(replica: Replica, joined: Joined) -> Replica:

@@ -33,10 +33,10 @@ from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
-from samovar.strategies.config import StrategyConfig, in_python
+from samovar.strategies.config import in_python
 from samovar.strategies.ours import Settings
 from samovar.strategies.own import declared_as
-from samovar.strategies.traits import AUTO, declared_settings
+from samovar.strategies.traits import AUTO
 
 
 class TrainSettings(Settings, total=False):
@@ -237,11 +237,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
     _require_kinds(given)
     run: dict[str, Any] = {name: given.pop(name) for name in list(given) if name in _OWN}
     collective = run.pop("collective", AUTO)
-    known = {spelling for own in declared_settings().values() for spelling in own[0].spellings}
-    if unknown := [name for name in given if name not in known]:
-        raise InputError(
-            f"train: there is no argument {unknown[0]}; known are {', '.join(TrainSettings.__annotations__)}"
-        )
+    settings = by_name(given, "train", _OWN)
     large = [run.pop(name, None) for name in ("large_batch", "rate_scaling", "warm_up_steps")]
     calibration, trace, weights = (run.pop(name, None) for name in ("calibration", "trace", "weights"))
     if calibration is not None and not isinstance(calibration, CalibrationRecord):
@@ -251,7 +247,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
         "train",
         solver,
         weights=_paths(weights),
-        strategy=_strategy(strategy, collective, given),
+        strategy=asked_for(strategy, collective, settings),
         calibration=calibration or NOMINAL,
         large_batch=large_batch_of(*large),
         trace=TraceWindow.parse(trace) if isinstance(trace, str) else trace,
@@ -281,14 +277,6 @@ def _require_kinds(given: dict[str, Any]) -> None:
     timeout_s = given.get("timeout_s", 1.0)
     if type(timeout_s) not in (int, float):
         raise InputError(f"--timeout: got {timeout_s!r}; give seconds")
-
-
-def _strategy(name: str, collective: str, given: dict[str, Any]) -> StrategyConfig:
-    try:
-        return asked_for(name, collective, by_name(given, "train"))
-    except TypeError as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise InputError(f"--strategy {name}: got {shown}; one has a wrong type") from error
 
 
 def large_batch_of(batch_size: int | None, rate_scaling: str | None, warm_up_steps: int | None) -> LargeBatch | None:

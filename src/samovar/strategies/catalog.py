@@ -1,9 +1,9 @@
 """Our own strategies in their order, which an import of this module declares; and how a run asks for one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, nearest
 from samovar.strategies.config import StrategyConfig, parse_bucket
 from samovar.strategies.ours import OURS
 from samovar.strategies.own import declared_as
@@ -32,12 +32,17 @@ def asked_for(name: str, collective: str, given: Mapping[str, Any]) -> StrategyC
     return StrategyConfig.given(name, settings, **others)
 
 
-def by_name(settings: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Settings by name, from either spelling. Raises InputError, which begins with `who`, if one is given in both."""
+def by_name(settings: Mapping[str, Any], who: str, others: Iterable[str]) -> dict[str, Any]:
+    """Settings by name, from either spelling. Raises InputError, which begins with `who`, if one is given in both.
+
+    It is raised for one that no strategy has, too, and names the nearest among settings and `others`.
+    """
     names = {spelling: name for name, own in declared_settings().items() for spelling in own[0].spellings}
     given: dict[str, Any] = {}
     for spelling, value in settings.items():
-        name = names.get(spelling, spelling)
+        if spelling not in names:
+            raise InputError(f"{who}: there is no argument {spelling}; {nearest(spelling, [*names, *others])}")
+        name = names[spelling]
         if name in given:
             raise InputError(f"{who}: {spelling} is another spelling of {name}; give one of them")
         given[name] = value

@@ -79,7 +79,7 @@ class StrategyConfig:
 
     @classmethod
     def given(cls, name: str, settings: Mapping[str, Any], **others: Any) -> "StrategyConfig":
-        """With these settings, ours and others'; raises TypeError if one is unknown or of another type."""
+        """With these settings, ours and others'; raises TypeError if one is unknown."""
         ours = {name: value for name, value in settings.items() if name in _FIELDS}
         return cls(name, **ours, own={name: settings[name] for name in settings if name not in ours}, **others)
 

@@ -103,13 +103,13 @@ class Setting:
         return words.format(value=value, label=self.flag.removeprefix("--").replace("-", " "))
 
     def check(self, value: Value, strategy: str) -> None:
-        """Raises InputError if the value is out of range, TypeError if it is of another type."""
+        """Raises InputError if the value is out of range, or of another type."""
         kinds = _MEASURES.get(self.kind, self.kind)
         if self.choices:
             whose = f" of {strategy}" if self.name == "overlap" else ""
             require_choice(f"{self.flag}{whose}", value, self.choices)
         elif not isinstance(value, kinds) or isinstance(value, bool) != (self.kind is bool):  # a switch is no number
-            raise TypeError(f"{self.flag}: got {value!r}; give a value of type {self.kind.__name__}")
+            raise InputError(f"{self.flag}: got {value!r}; give a value of type {self.kind.__name__}")
         elif self.kind in _MEASURES and not self._holds(number := _measured(value)):
             got = f"{value}" if self.above is None and math.isfinite(number) else f"{number:g}"
             unit = f" {self.unit}" if self.unit else ""

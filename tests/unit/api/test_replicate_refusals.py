@@ -70,10 +70,24 @@ def test_a_sparse_gradient_is_refused_with_the_reason() -> None:
         require_dense_gradients(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
 
 
-def test_settings_that_nobody_knows_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sync_periods": 3}, "replicate: there is no argument sync_periods; did you mean 'sync_period"),
+        ({"recipie": "auto"}, "replicate: there is no argument recipie; did you mean 'recipe'?"),
+        ({"timeout": 5.0}, "replicate: there is no argument timeout; did you mean 'timeout_s'?"),
+        ({"sync_period_steps": 2, "source": "x"}, "replicate: there is no argument source; "),
+        ({"sync_period": "3"}, "sync_period_steps: got '3'; give a value of type int"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_the_nearest_that_exists(settings: dict[str, Any], sentence: str) -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(InputError, match="got sync_periods=3: one is unknown"):
-        samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        samovar.replicate(model, sgd(model), "local-sgd", **settings)
+
+
+def test_a_limit_that_is_no_time_is_refused() -> None:
+    model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="timeout_s is -1"):
         samovar.replicate(model, sgd(model), timeout_s=-1)
 

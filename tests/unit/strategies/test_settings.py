@@ -82,7 +82,7 @@ def test_the_size_of_a_bucket_is_a_number_of_bytes(size: str) -> None:
 
 @pytest.mark.parametrize("value", [True, False])
 def test_a_switch_is_no_number(value: bool) -> None:
-    with pytest.raises(TypeError, match=r"--sync-period: got (True|False); give a value of type int"):
+    with pytest.raises(InputError, match=r"--sync-period: got (True|False); give a value of type int"):
         StrategyConfig("local-sgd", sync_period_steps=value)
 
 
