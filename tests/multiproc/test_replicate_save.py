@@ -95,7 +95,7 @@ MISTAKES = {
     "cannot_be_saved": "save: extra/optimizer is a AdamW; a checkpoint holds numbers, strings",
     "no_folder": "a.safetensors cannot be written: its folder is a file",
     "two_paths": "save to another path than rank 0",
-    "one_rank_saves": "ranks are at different places: rank 0 is at save() of replica 0",
+    "one_rank_saves": "ranks are at different places: rank 0 is at save() of replica 0; ",
     "missing": "none.safetensors does not exist",
     "damaged": "is damaged: tensor",
     "of_another_kind": "other.safetensors is not a checkpoint",

@@ -103,7 +103,7 @@ def test_every_rank_loads_its_own_state() -> None:
         ("replaced", "'0.weight' of the model was replaced after replicate()"),
         ("other_model", "ranks [1] differ from rank 0 in their model"),
         ("other_settings", "ranks [1] differ from rank 0 in their settings"),
-        ("other_place", "rank 0 is at evaluating() of replica 0, step 0; rank 1 is at backward()"),
+        ("other_place", "rank 0 is at evaluating() or finish() of replica 0, step 0; rank 1 is at backward()"),
     ],
 )
 def test_what_cannot_work_is_refused_on_all_ranks_with_the_reason(name: str, words: str) -> None:

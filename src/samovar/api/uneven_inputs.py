@@ -37,7 +37,7 @@ class Event(IntEnum):
 _NAMES = {
     Event.BACKWARD: "backward()",
     Event.STEP: "step()",
-    Event.EVALUATING: "evaluating()",
+    Event.EVALUATING: "evaluating() or finish()",
     Event.SHARD: "the start of shard()",
     Event.DATA_END: "the end of its data",
     Event.EVEN_OUT: "the end of everybody's data",
@@ -47,6 +47,7 @@ _NAMES = {
     Event.SAVING: "save()",
     Event.STATE: "state_dict()",
 }
+_WITHOUT_STEP = (Event.SHARD, Event.LOADING, Event.REDUCING, Event.SAVING)  # theirs is 0, an epoch or an operation
 # If ranks make the same call with other details: the difference, and the next step.
 _DIFFERING = {
     Event.LOADING: (
@@ -72,7 +73,8 @@ class Call:
     detail: float = 0.0
 
     def __str__(self) -> str:
-        return f"{_NAMES[self.event]} of replica {self.replica}, step {self.step}"
+        step = "" if self.event in _WITHOUT_STEP else f", step {self.step}"
+        return f"{_NAMES[self.event]} of replica {self.replica}{step}"
 
 
 class Leaving(Enum):
