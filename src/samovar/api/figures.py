@@ -49,8 +49,7 @@ class ReplicaFigures:
     until `backward` counts as the forward pass, and all that it does from there to `step` as the update.
 
     A rank's figures travel with its next call that all ranks make. So a step is reported during the next one, at no
-    message and no wait of its own. Strategies that exchange seldom report several steps together. Between hosts, whose
-    clocks differ, the rank that waited least came last.
+    message and no wait of its own. Strategies that exchange seldom report several steps together.
     """
 
     def __init__(
@@ -162,7 +161,6 @@ class ReplicaFigures:
         else:
             self._profile.backward(rest.run, self._num_fetched)
         self._laps.lap("backward_s")
-        self._laps.arrive()
         self._is_open = self._has_passed = True
         self.num_samples += self._num_fetched
         self._num_fetched = 0
@@ -178,7 +176,6 @@ class ReplicaFigures:
         laps, trace = self._laps, None if self._tracing is None else self._tracing.trace
         laps.lap("update_s")
         if not self._reduces_gradients:
-            laps.arrive()
             self._steps_alone = True  # unless an exchange hears the others
 
         def timed() -> Any:
@@ -214,12 +211,12 @@ class ReplicaFigures:
         told = np.flatnonzero(rows[:, 0])
         if not len(told):
             return
-        steps, samples, losses, arrivals_s = rows[told].T
+        steps, samples, losses, waits_s = rows[told].T
         weights = samples if samples.all() else steps
         num_steps = int(steps.max())
         steps_done, times = self._posted or (self._steps_told + num_steps, StepTimes())
         self._posted, self._steps_told = None, steps_done
-        last, late_s = last_to_arrive(arrivals_s)
+        last, late_s = last_to_arrive(waits_s)
         last_rank = None if last is None else self._announcer.uneven.first_rank + int(told[last])
         if self._same.take(losses, len(rows)) and not self._rank:
             warn(
@@ -325,14 +322,14 @@ class ReplicaFigures:
         loss = sum(losses) / num_steps_of_losses if losses else math.nan
         samples = self.num_samples - self._num_samples_told
         times = self._times
-        arrived_s = times.arrived_s if self._has_one_clock else -times.exchange_s
+        waited_s = times.exchange_s
         if self._was_away or self._steps_alone:  # no rank waits here, or the last one came from its evaluation
-            arrived_s, self._was_away = math.nan, self._was_away and self._steps_alone
+            waited_s, self._was_away = math.nan, self._was_away and self._steps_alone
         num_steps = self._num_steps
         self._posted, self._times = (steps_done, times), StepTimes()
         self._num_steps, self._num_samples_told = 0, self.num_samples
         self._has_met, self._told_s = False, time.monotonic()
-        self._announcer.show_figures((num_steps, samples, loss, arrived_s))
+        self._announcer.show_figures((num_steps, samples, loss, waited_s))
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())

@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ import rich.text
 from samovar.core.errors import InputError
 from samovar.report import wording
 from samovar.report.records import Finished, Notice, Progress, Record, SnapshotWritten, Started, Tested, Valued
+from samovar.report.script_output import LineOutput
 
 
 def local_now() -> datetime:
@@ -79,7 +81,9 @@ _START_OF_LINE = "\r\x1b[2K"
 class Screen:
     """Writes to `stream`. If the stream is gone (a closed pipe, a lost terminal), it continues in silence.
 
-    `terminal` and `width` replace what the stream says of itself.
+    No call waits for a pipe or terminal that takes nothing now (Ctrl-S, `| less`): up to 1 MiB of lines is kept, and
+    more is left out. The end of the screen waits for the kept ones. `terminal` and `width` replace what the stream says
+    of itself.
     """
 
     def __init__(self, stream: TextIO, terminal: bool | None = None, width: int | None = None) -> None:
@@ -92,6 +96,11 @@ class Screen:
         )
         self._live = False
         self._gone = False
+        self._num_left_out = 0
+        self._port: LineOutput | None = None
+        if _leads_to_its_descriptor(stream):
+            self._port = LineOutput(stream.fileno())
+            weakref.finalize(self, _take_rest, self._port, stream)
         self.is_terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
 
     @property
@@ -108,6 +117,8 @@ class Screen:
 
     def live(self, text: rich.text.Text) -> None:
         """Show `text`, cut to the width, until the next call of any method; only on a terminal."""
+        if self._port is not None and self._port.is_behind:
+            return
         text.truncate(self.width - 1)
         self._write(_START_OF_LINE + self._rendered(text) + "\r")
         self._live = True
@@ -135,11 +146,24 @@ class Screen:
         if self._gone:
             return
         try:
-            self._stream.write(self._encodable(text))
-            self._stream.flush()
+            self._stream.flush()  # first what a program has printed itself
+            if self._port is not None:
+                self._send(self._port, text)
+            else:
+                self._stream.write(self._encodable(text))
+                self._stream.flush()
         except (OSError, ValueError):  # it is closed, or what it leads to is
             self._gone = True
-            self._silence()
+
+    def _send(self, port: LineOutput, text: str) -> None:
+        port.pump()
+        if port.is_blocked:
+            self._num_left_out += text.count("\n")
+            return
+        if self._num_left_out:
+            text = f"(lines left out while nobody took them: {self._num_left_out:,})\n{text}"
+            self._num_left_out = 0
+        port.write(self._encodable(text).encode(self._stream.encoding))
 
     def _encodable(self, text: str) -> str:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"  # a program's own stream may not tell
@@ -149,15 +173,18 @@ class Screen:
             return text.translate(_PLAIN_SIGNS).encode(encoding, "replace").decode(encoding)
         return text
 
-    def _silence(self) -> None:
-        """Connect the descriptor to nothing. Else Python fails at exit, when it flushes the rest."""
-        try:
-            descriptor = self._stream.fileno()
-        except (OSError, ValueError, AttributeError):
-            return
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, descriptor)
-        os.close(nothing)
+
+def _take_rest(port: LineOutput, stream: TextIO) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        if not stream.closed:
+            port.pump(wait=True)
+
+
+def _leads_to_its_descriptor(stream: TextIO) -> bool:
+    """Not so for a notebook's stream, which has one as well."""
+    if type(stream) is not io.TextIOWrapper or stream.closed:
+        return False
+    return isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO)
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -3,10 +3,13 @@
 On the pipe a record is one line of JSON with the field `record`: {"record": "progress", "step": 20, ...}.
 """
 
+import fcntl
 import json
 import os
 import re
 import select
+import struct
+import termios
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -261,12 +264,14 @@ def from_json(data: object) -> Record:
 
 MAX_LINE_BYTES = 1 << 23  # samovar time tells the time of each pass
 _SHOWN_BYTES = 80
+_C_INT = struct.Struct("i")
 
 
 class RecordWriter:
     """The rank's end: `descriptor` is a pipe that only this process writes to; threads may share the writer.
 
-    If the launcher stops reading, the pipe fills up, and a call raises after `timeout_s`.
+    If the launcher stops reading (Ctrl-Z), a pipe that is half full takes no more progress, so that the run goes on for
+    long. Once other records have filled the pipe up, a call raises after `timeout_s`.
     """
 
     def __init__(self, descriptor: int, timeout_s: float = 30.0) -> None:
@@ -276,10 +281,18 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         """Send one record, whole; raises DeadlineExceeded, or BrokenPipeError if the launcher is gone."""
+        if isinstance(record, Progress) and self._is_half_full():
+            return
         line = json_line(to_json(record))
         assert len(line) <= MAX_LINE_BYTES, f"a record of {len(line):,} bytes; the limit is {MAX_LINE_BYTES:,}"
         with self._lock:
             self._write_all(line)
+
+    def _is_half_full(self) -> bool:
+        waiting = bytearray(_C_INT.size)
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, waiting)
+        num_bytes: int = _C_INT.unpack(waiting)[0]
+        return 2 * num_bytes > fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ)
 
     def _write_all(self, line: bytes) -> None:
         deadline = Deadline.after(self._timeout_s)

@@ -173,10 +173,10 @@ class Doubles:
         return counts[rank] > shown
 
 
-class RankOutput:
+class LineOutput:
     """A descriptor for lines, which waits for a slow reader only if asked to.
 
-    If the reader is gone, or its disk is full, lines are dropped.
+    It `is_behind` if it has not taken everything. If it is gone, or its disk is full, lines are dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -185,6 +185,10 @@ class RankOutput:
         self._gone = False
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._pending)
 
     @property
     def is_blocked(self) -> bool:
@@ -224,7 +228,7 @@ class ScriptOutput:
         with_doubles: bool = False,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ports = {STDOUT: RankOutput(stdout), STDERR: RankOutput(stderr)}
+        self._ports = {STDOUT: LineOutput(stdout), STDERR: LineOutput(stderr)}
         self._doubles = {STDOUT: Doubles(), STDERR: Doubles()}
         self._with_doubles = with_doubles
         self._monotonic_s = monotonic_s
@@ -312,10 +316,10 @@ class LiveLine:
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
-        self._port: RankOutput | None = None
+        self._port: LineOutput | None = None
         self._drawn_s = float("-inf")
 
-    def draw(self, port: RankOutput, line: bytes) -> None:
+    def draw(self, port: LineOutput, line: bytes) -> None:
         """Show the line as it is now, at most ten times a second."""
         now_s = self._monotonic_s()
         if not os.isatty(port.descriptor) or now_s - self._drawn_s < _REDRAW_S:

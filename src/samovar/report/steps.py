@@ -13,25 +13,20 @@ KINDS: Final = ("data", "forward", "backward", "exchange", "update")
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step: waiting for data, forward, backward, waiting for the exchange, update.
-
-    `arrived_s` is the moment when only the exchange was left, on a clock that all ranks of a host share.
-    """
+    """Seconds of one step: waiting for data, forward, backward, waiting for the exchange, update."""
 
     data_s: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
     exchange_s: float = 0.0
     update_s: float = 0.0
-    arrived_s: float = 0.0
 
     def by_kind(self) -> dict[str, float]:
         return {kind: getattr(self, f"{kind}_s") for kind in KINDS}
 
     def plus(self, later: "StepTimes") -> "StepTimes":
-        """The seconds of this step and a later one, which arrived last."""
-        sums = {f"{kind}_s": seconds + getattr(later, f"{kind}_s") for kind, seconds in self.by_kind().items()}
-        return StepTimes(**sums, arrived_s=later.arrived_s)
+        """The seconds of this step and a later one."""
+        return StepTimes(**{f"{kind}_s": value + getattr(later, f"{kind}_s") for kind, value in self.by_kind().items()})
 
 
 class Laps:
@@ -40,7 +35,6 @@ class Laps:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._last_s = 0.0
-        self._arrived_s = 0.0
         self._seconds: dict[str, float] = {}
 
     def start(self) -> None:
@@ -61,20 +55,16 @@ class Laps:
         self._seconds[kind] = self._seconds.get(kind, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
-    def arrive(self) -> None:
-        """Note that only the exchange is left of the step."""
-        self._arrived_s = self._last_s
-
     def times(self) -> StepTimes:
-        return StepTimes(**self._seconds, arrived_s=self._arrived_s)
+        return StepTimes(**self._seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """All ranks' results of one step: mean loss over the global batch.
 
-    `times` are this rank's own. `last_rank` came to the exchange last, `late_s` after the median of the others; it is
-    None without an exchange or without others. `num_steps` were done since the last report.
+    `times` are this rank's own. `last_rank` waited least for the exchange, `late_s` less than the median of the others;
+    it is None without an exchange or without others. `num_steps` were done since the last report.
     """
 
     steps_done: int
@@ -87,9 +77,12 @@ class StepDone:
     num_steps: int = 1
 
 
-def last_to_arrive(arrivals_s: npt.NDArray[np.float64]) -> tuple[int | None, float]:
-    """The rank that came last, and its delay after the median of the others."""
-    if len(arrivals_s) < 2 or np.isnan(arrivals_s).any():
+def last_to_arrive(waits_s: npt.NDArray[np.float64]) -> tuple[int | None, float]:
+    """The rank that waited least for the exchange, so came to it last, and how much longer the median of others waited.
+
+    It needs no clock that ranks share. An exchange behind computing holds up only those who have to wait for it.
+    """
+    if len(waits_s) < 2 or np.isnan(waits_s).any():
         return None, 0.0
-    last = int(arrivals_s.argmax())
-    return last, float(arrivals_s[last] - np.median(np.delete(arrivals_s, last)))
+    last = int(waits_s.argmin())
+    return last, float(np.median(np.delete(waits_s, last)) - waits_s[last])

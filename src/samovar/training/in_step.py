@@ -71,11 +71,11 @@ class InStep:
         self._finite.after_step(step + 1, made.rate_step, None if made.loss.is_late else made.loss.loss)
         self._duties.reached(step + 1)
         agreed = self._collect()
-        is_prompt, arrived_s = self._schedule.is_prompt, math.nan
+        is_prompt, waited_s = self._schedule.is_prompt, math.nan
         if self._exchanges_at(step) and not made.loss.is_late:
-            arrived_s = made.times.arrived_s
+            waited_s = made.times.exchange_s
         self._late.append(made)
-        self._post(self._at_boundary(step + 1), arrived_s, waits=is_prompt)
+        self._post(self._at_boundary(step + 1), waited_s, waits=is_prompt)
         if is_prompt:
             agreed = self._collect()
         self._stop_signal = agreed.stop_signal
@@ -86,7 +86,7 @@ class InStep:
         self._settle()
         return self._duties.finish(self._stop_signal, self._forward_loss)
 
-    def _post(self, seen: Requests, arrived_s: float, *, waits: bool) -> None:
+    def _post(self, seen: Requests, waited_s: float, *, waits: bool) -> None:
         """Post requests, and the earliest loss that has come on all ranks; with `waits` the earliest."""
         is_common = self._num_posted < self._num_common or not self._late[0].loss.is_late
         loss, num_samples, self._told = 0.0, 0, None
@@ -95,7 +95,7 @@ class InStep:
             loss, num_samples = self._told.loss.loss, self._told.loss.num_samples
             self._num_posted += 1
         come = self._num_posted + sum(1 for _ in takewhile(lambda made: made.loss.has_come, self._late))
-        self._records.post([loss, num_samples, seen.stop_signal, seen.num_snapshots, arrived_s, come])
+        self._records.post([loss, num_samples, seen.stop_signal, seen.num_snapshots, waited_s, come])
         self._is_posted = True
 
     def _settle(self) -> None:

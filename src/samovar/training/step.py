@@ -116,7 +116,6 @@ class Worker:
                 parts.sums.add()
             laps.lap("backward_s")
             losses.append((loss, batch.num_samples))
-        laps.arrive()
         self._strategy.finish_step(step, update=partial(self._update, step if rate_step is None else rate_step))
         laps.lap("exchange_s")
         self.times = laps.times()

@@ -196,9 +196,9 @@ def test_what_cannot_be_traced_is_refused() -> None:
         figures_wanted("runs/x", "3", has_center=False)
 
 
-def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rank_that_waits_least_is_the_slow_one(team: ProcessGroup, capsys: pytest.CaptureFixture[str]) -> None:
     replica, model = replica_of(team, figures_wanted(Kept(), None, has_center=False))
-    told = np.array([[1.0, 4.0, 2.0, 7.5], [1.0, 2.0, 1.0, 7.9], [0.0] * 4, [1.0, 2.0, 1.0, 7.3]])
+    told = np.array([[1.0, 4.0, 2.0, 0.5], [1.0, 2.0, 1.0, 0.1], [0.0] * 4, [1.0, 2.0, 1.0, 0.7]])
     for _ in range(12):
         steps(replica, model, 1)
         replica._figures.hear(told)
@@ -211,10 +211,10 @@ def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pyt
 
 def test_a_rank_that_evaluates_alone_is_no_slow_one(team: ProcessGroup) -> None:
     replica, model = replica_of(team, FiguresWanted())
-    arrivals: list[float] = []
+    waits_s: list[float] = []
 
     def hear(rows: Any) -> None:
-        arrivals.append(rows[0, 3])
+        waits_s.append(rows[0, 3])
         replica._figures.hear(rows)
 
     replica._announcer.listen(hear)
@@ -222,7 +222,7 @@ def test_a_rank_that_evaluates_alone_is_no_slow_one(team: ProcessGroup) -> None:
     with replica.evaluating():
         pass
     steps(replica, model, 2)
-    assert np.isnan(arrivals).tolist() == [False, False, True, False]
+    assert np.isnan(waits_s).tolist() == [False, False, True, False]
     replica.close()
 
 

@@ -249,14 +249,6 @@ def test_a_real_terminal_shows_the_bar() -> None:
     assert "loss 1.0000 · 10 samples/s" in shown
 
 
-def test_a_lost_terminal_does_not_end_the_run() -> None:
-    """Rich writes nothing at all there, if Python does not gather (PYTHONUNBUFFERED)."""
-    master, slave = pty.openpty()
-    with io.TextIOWrapper(os.fdopen(slave, "wb", 0), write_through=True) as lost:
-        os.close(master)
-        Screen(lost, terminal=True).line("x")
-
-
 def test_the_log_keeps_every_line_with_its_time(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "samovar.log", now=lambda: datetime(2026, 11, 20, 14, 12, 5, 250000, UTC))
     shown = Shown(terminal=True, log=log, display_steps=300)

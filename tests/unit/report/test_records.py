@@ -149,6 +149,18 @@ def test_a_launcher_that_does_not_read_ends_the_wait_by_its_deadline() -> None:
             writer.write(Notice(level="info", text="x" * 500_000))
 
 
+def test_a_stopped_launcher_costs_progress_and_no_other_record() -> None:
+    with Pipe() as pipe:
+        writer = RecordWriter(pipe.write_end, timeout_s=0.05)
+        for _ in range(10_000):
+            writer.write(PROGRESS)
+        writer.write(TESTED)
+        pipe.close_write_end()
+        received = pipe.read_all(RecordReader(), 65536)
+    assert received == [*[PROGRESS] * (len(received) - 1), TESTED]
+    assert 1 < len(received) < 10_000
+
+
 def test_a_launcher_that_is_gone_is_a_broken_pipe() -> None:
     with Pipe() as pipe:
         os.close(pipe.read_end)

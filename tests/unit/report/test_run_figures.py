@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
@@ -14,7 +15,7 @@ from samovar.report.metrics import MetricsWriter, read_metrics
 from samovar.report.run_figures import RunFigures
 from samovar.report.sinks.base import GuardedSink, Sink, finite_scalars, scalars
 from samovar.report.sinks.choice import close_all, metrics_choice, named_sinks, open_sinks
-from samovar.report.steps import StepDone, StepTimes
+from samovar.report.steps import StepDone, StepTimes, last_to_arrive
 from samovar.report.time_spent import Advice
 
 ADVICE = Advice("another disk", "larger batches", "more cores")
@@ -51,9 +52,17 @@ class Broken(Kept):
 
 
 def done(step: int, **given: float) -> StepDone:
-    times = StepTimes(data_s=0.1, forward_s=0.2, backward_s=0.3, exchange_s=0.4, arrived_s=9.0)
+    times = StepTimes(data_s=0.1, forward_s=0.2, backward_s=0.3, exchange_s=0.4)
     last_rank = int(given["last_rank"]) if "last_rank" in given else None
     return StepDone(step, 2.0 / step, 64, 1.0, times, last_rank, given.get("late_s", 0.0))
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "late"),
+    [((0.4, 0.1, 0.5), (1, 0.35)), ((0.2,), (None, 0.0)), ((0.2, np.nan), (None, 0.0)), ((0.0, 0.0), (0, 0.0))],
+)
+def test_the_rank_that_waits_least_has_come_last(waits_s: tuple[float, ...], late: tuple[int | None, float]) -> None:
+    assert last_to_arrive(np.array(waits_s)) == pytest.approx(late)
 
 
 def test_figures_are_those_of_all_steps_but_the_first() -> None:

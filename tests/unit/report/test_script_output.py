@@ -19,8 +19,8 @@ from samovar.report.script_output import (
     STDOUT,
     Doubles,
     ErrorTail,
+    LineOutput,
     LineSplitter,
-    RankOutput,
     ScriptOutput,
     StoreRefusals,
 )
@@ -176,7 +176,7 @@ def test_the_pieces_of_a_line_of_several_ranks_do_not_mix() -> None:
 def test_a_slow_reader_is_waited_for_by_whoever_asks_and_by_nobody_else() -> None:
     read_end, write_end = os.pipe()
     room = fcntl.fcntl(write_end, fcntl.F_GETPIPE_SZ)
-    port = RankOutput(write_end)
+    port = LineOutput(write_end)
     port.write(bytes(room + (1 << 20)))
     assert not port.is_blocked
     port.write(b"12")
@@ -194,7 +194,7 @@ def test_a_slow_reader_is_waited_for_by_whoever_asks_and_by_nobody_else() -> Non
 def test_a_disk_that_was_full_takes_later_lines() -> None:
     read_end, write_end = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
-    port = RankOutput(full)
+    port = LineOutput(full)
     port.write(b"lost\n")
     os.dup2(write_end, full)
     os.close(write_end)
