@@ -190,7 +190,7 @@ def _slurm(given: Mapping[str, str]) -> Identity | None:
     is_one_node = _number(given, "SLURM_STEP_NUM_NODES", _number(given, "SLURM_NNODES", 1)) == 1
     if not is_one_node and nodes is None:
         raise InputError("SLURM_STEP_NODELIST is not set for a step on several nodes; set MASTER_ADDR and MASTER_PORT")
-    port = _MIN_PORT + (16 * job + sum(step.encode())) % _NUM_PORTS
+    port = _MIN_PORT + (16 * job + (int(step) if is_count(step) else crc32(step.encode()))) % _NUM_PORTS
     return Identity(
         rank=_number(given, "SLURM_PROCID"),
         world_size=world_size,

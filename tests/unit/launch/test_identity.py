@@ -96,6 +96,8 @@ def test_slurm_on_several_nodes_meets_at_the_first() -> None:
     assert 15_000 <= found.port < 30_000
     assert found.port == identity(SLURM | {"SLURM_PROCID": "0"}).port
     assert found.port != identity(SLURM | {"SLURM_JOB_ID": "1235"}).port
+    steps = [identity(SLURM | {"SLURM_STEP_ID": step}).port for step in ("12", "21", "3", "30", "x12", "x21")]
+    assert len(set(steps)) == len(steps)
     chosen = identity(SLURM | {"MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000"})
     assert (chosen.address, chosen.port) == ("10.1.1.1", 4000)
     assert identity(SLURM | {"MASTER_ADDR": "10.1.1.1"}).port == found.port
