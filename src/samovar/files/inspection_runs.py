@@ -10,7 +10,7 @@ from samovar.checkpoint.manifest import MANIFEST_NAME
 from samovar.checkpoint.reading import read_manifest, verify
 from samovar.core.errors import InputError
 from samovar.core.plain import to_plain
-from samovar.report.history import is_of_last_run
+from samovar.report.history import is_of_last_run, log_end
 from samovar.report.result import RunResult, WorkerFigures, read_result
 from samovar.report.run_folder import RunFolder, read_config, strategy_settings
 from samovar.report.tables import printer, show_facts, show_lines, show_table
@@ -102,7 +102,7 @@ def describe_run(path: Path) -> Description:
     snapshots, damaged = _snapshots(folder.snapshots)
     tables.append(TextTable("snapshots", ("name", "steps done", "bytes"), snapshots))
     notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
-    if ended and not is_of_last_run(folder):
+    if ended and not is_of_last_run(folder, log_end(folder.log)):
         notes = ("result.json is older than config.json: it is of an earlier launch, and the last one has not ended",)
     return Description("run", facts, tables, (*notes, *damaged))
 

@@ -69,12 +69,16 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The facts that only samovar.log has: all steps, the error that ended the run, and what to try."""
+    """The facts that only samovar.log has: all steps, the error that ended the run, and what to try.
+
+    While a launcher has it open (`is_open`), an error or a result at its end is of an earlier launch, and is left out.
+    """
 
     total_steps: int | None = None
     error: str | None = None
     advice: str = ""
     has_result: bool = False
+    is_open: bool | None = None
 
 
 class History:
@@ -97,7 +101,6 @@ class History:
         self._worker_rates = 0.0
         self.result: RunResult | None = None
         self.told = LogEnd()
-        self.is_written: bool | None = None
         self.config: Mapping[str, Any] = {}
         self.spent = TimeSpent(Advice("", "", ""))
 
@@ -109,11 +112,9 @@ class History:
             except (TypeError, ValueError, ArithmeticError) as error:
                 where = f"{self.files.metrics}:{self._num_lines}"
                 raise InputError(f"{where} is not a line of a run: {error}; remove that line") from error
-        self.is_written = LogFile.is_written(self.files.log)  # before its last words are read
-        self.told = _told(self.files.log)
+        self.told = log_end(self.files.log)
         self.config = config_of(self.files)
-        told = self.told.has_result and not self.is_written
-        self.result = read_result(self.files.result) if _is_of_last_run(self.files, told) else None
+        self.result = read_result(self.files.result) if is_of_last_run(self.files, self.told) else None
         return self
 
     @property
@@ -121,7 +122,7 @@ class History:
         """ENDED, FAILED, OPEN, KILLED if its launcher is gone without a word, or UNTOLD if it keeps no log."""
         if self.result is not None:
             return ENDED
-        return FAILED if self.told.error else {True: OPEN, False: KILLED, None: UNTOLD}[self.is_written]
+        return FAILED if self.told.error else {True: OPEN, False: KILLED, None: UNTOLD}[self.told.is_open]
 
     @property
     def name(self) -> str:
@@ -260,7 +261,8 @@ def _arrival(line: Line) -> Arrival | None:
     return Arrival(line["last_rank"], float(line.get("late_s", 0.0)), float(line.get("seconds", 0.0)))
 
 
-def _told(log: Path) -> LogEnd:
+def log_end(log: Path) -> LogEnd:
+    is_open = LogFile.is_written(log)  # before its last words are read
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_TAIL_BYTES))
@@ -270,20 +272,16 @@ def _told(log: Path) -> LogEnd:
     steps, error, advice = (list(form.finditer(tail))[-1:] for form in (_STEP_OF, _ERROR, _ADVICE))
     return LogEnd(
         int(steps[0][2]) if steps else None,
-        error[0][2] if error else None,
+        error[0][2] if error and not is_open else None,
         advice[0][1] if advice else "",
-        _RESULT.search(tail) is not None,
+        not is_open and _RESULT.search(tail) is not None,
+        is_open,
     )
 
 
-def is_of_last_run(files: RunFolder) -> bool:
-    """Whether there is a result, and it is that of the last run here."""
-    return _is_of_last_run(files, not LogFile.is_written(files.log) and _told(files.log).has_result)
-
-
-def _is_of_last_run(files: RunFolder, told: bool) -> bool:
-    """The same, where the end of the log has `told` of a result, or not. The start of a run wrote config.json."""
-    if told:  # copies keep no times
+def is_of_last_run(files: RunFolder, told: LogEnd) -> bool:
+    """Whether there is a result, and it is that of the last run here, whose start wrote config.json."""
+    if told.has_result:  # copies keep no times
         return files.result.is_file()
     try:
         return files.result.stat().st_mtime_ns >= (files.config.stat().st_mtime_ns if files.config.exists() else 0)

@@ -97,6 +97,18 @@ def test_the_result_of_a_copied_run_counts(tmp_path: Path) -> None:
         assert History(files.path).look().state == OPEN, "it is resumed now"
 
 
+def test_a_failed_run_that_is_resumed_has_not_failed(tmp_path: Path) -> None:
+    """Its log ends with the old error until the ranks begin."""
+    step_lines(tmp_path, 1, 20)
+    files = RunFolder(tmp_path)
+    with closing(LogFile(files.log)) as log:
+        log.write("samovar: error: rank 1 was killed")
+    assert History(tmp_path).look().state == FAILED
+    with closing(LogFile(files.log)):
+        run = History(tmp_path).look()
+        assert (run.state, run.told.error) == (OPEN, None)
+
+
 def test_an_error_of_several_lines_is_told(tmp_path: Path) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
     files.result.unlink()
