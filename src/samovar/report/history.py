@@ -84,7 +84,7 @@ class LogEnd:
 class History:
     """The run in `folder`. `look` reads all that has come since. A missing file counts as empty.
 
-    Raises InputError if the folder is not a run's, or a file is broken. Cost: 32 bytes of memory a step.
+    Raises InputError if the folder is not a run's, or gone, or a file is broken. Cost: 32 bytes of memory a step.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,6 +106,8 @@ class History:
 
     def look(self) -> "History":
         """Read on."""
+        if not self.files.path.is_dir():
+            raise InputError(f"{self.files.path} is gone: was it moved, or its run refused? Give a run's folder")
         for line in self._new_lines():
             try:
                 self._take(line)

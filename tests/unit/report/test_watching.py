@@ -1,6 +1,7 @@
 """A run while it trains: its lines for the terminal, and its page on this host."""
 
 import io
+import shutil
 import socket
 import struct
 import threading
@@ -84,6 +85,17 @@ def test_a_watch_can_be_stopped(tmp_path: Path) -> None:
     stopped = threading.Event()
     stopped.set()
     watch(History(tmp_path), stopped)
+
+
+def test_a_watch_of_a_folder_that_is_deleted_ends(tmp_path: Path) -> None:
+    """As that of a run whose input was refused after all."""
+    (folder := tmp_path / "run").mkdir()
+    step_lines(folder, 1, 2)
+    run, stopped = History(folder), threading.Event()
+    shutil.rmtree(folder)
+    stopped.set()
+    with pytest.raises(InputError, match=r"is gone: was it moved, or its run refused\? Give a run's folder"):
+        watch(run, stopped)
 
 
 def answer(url: str, host: str | None = None) -> tuple[int, str]:
