@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import rich.box
 import rich.console
@@ -14,9 +15,16 @@ _GAP = 2  # spaces between columns
 _INDENT = "  "
 
 
+class _Printer(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        """Continue in silence: its reader, such as `head`, has what it wants."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 def printer() -> rich.console.Console:
-    """Writes to stdout, and takes text as it is."""
-    return rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    """Writes to stdout, and takes text as it is. It is `quiet` once its reader has gone."""
+    return _Printer(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
 
 def show_lines(console: rich.console.Console, *lines: str, style: str = "") -> None:

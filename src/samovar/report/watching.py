@@ -22,7 +22,7 @@ from samovar.report.charts import count
 from samovar.report.comparison import Comparison, who_trains
 from samovar.report.history import KILLED, OPEN, UNTOLD, History, binned
 from samovar.report.page import page
-from samovar.report.tables import printable, printer
+from samovar.report.tables import printable, printer, show_lines
 from samovar.report.wording import duration, number
 
 _EVERY_S: Final = 0.5
@@ -38,7 +38,9 @@ def watch(run: History, stopped: threading.Event) -> None:
         said = ""
         for _ in _looks(run, stopped):
             if (sentence := Comparison.of([run], None).verdict()) != said:
-                console.print(rich.text.Text(said := sentence), soft_wrap=True)
+                show_lines(console, said := sentence)
+            if console.quiet:
+                return
         return
     with rich.live.Live(console=console, auto_refresh=False) as live:
         for _ in _looks(run, stopped):

@@ -1,15 +1,19 @@
 """`samovar report` and `samovar watch`: files and refusals; `watch` ends with a run and with Ctrl-C."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from samovar.cli import commands
+from samovar.report.console import LogFile
 from samovar.report.history import History
+from samovar.report.run_folder import RunFolder
 from tests.unit.report.run_folders import prediction, run_folder, step_lines
 
 
@@ -90,6 +94,21 @@ def test_ctrl_c_in_the_middle_of_a_look_at_whether_it_came_ends_a_watch(
         signal.alarm(0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("command", ["inspect", "watch"])
+def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str) -> None:
+    """As in `samovar watch RUN | head -1`, also if the run goes on."""
+    files = RunFolder(run_folder(tmp_path / "run"))
+    later_ns = files.result.stat().st_mtime_ns + 1
+    os.utime(files.config, ns=(later_ns, later_ns))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with closing(LogFile(files.log)):
+        words = [sys.executable, "-m", "samovar", command, str(files.path)]
+        ended = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
