@@ -3,7 +3,10 @@
 import importlib
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -207,6 +210,25 @@ def test_a_run_continues_without_an_mlflow_that_is_silent_for_long(
     client.answers.set()
     (warning,) = warnings
     assert "waits for the tracking server" in warning
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_does_not_wait_for_an_mlflow_that_failed(tracked: Any) -> None:
+    """MLflow would end the run at exit, and try for minutes to reach a server that is gone."""
+    program = (
+        "from samovar.report.sinks.choice import metrics_choice, open_sinks\n"
+        "(sink,) = open_sinks(metrics_choice('mlflow:theirs', 'metrics'), None, {}, 'metrics', print)\n"
+        "del sink._inner._client\n"
+        "sink.write(1, 'train', {'loss': 1.0})\n"
+        "sink.close()\n"
+    )
+    environment = os.environ | {"MLFLOW_TRACKING_URI": tracked.get_tracking_uri()}
+    words = [sys.executable, "-c", program]
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "the run continues without it" in said
+    client = tracked.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("theirs").experiment_id])
+    assert run.info.status == "RUNNING"
 
 
 def mlflow_with(client: SilentClient, warn: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> list[Sink]:

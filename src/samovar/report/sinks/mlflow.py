@@ -1,5 +1,6 @@
 """MLflow's tracking server, or its files."""
 
+import atexit
 import re
 import time
 from collections.abc import Mapping
@@ -81,6 +82,8 @@ class MLflow(Sink):
                 self._sent.wait(deadline)
         except BaseException:
             self._sending.close(0)
+            if self._is_own:  # at exit MLflow would end it, and try for minutes to reach the server
+                atexit.unregister(mlflow.tracking.fluent._safe_end_run)
             raise
 
     def _log(self, metrics: list[Metric], job: Job) -> None:
