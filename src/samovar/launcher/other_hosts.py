@@ -22,7 +22,7 @@ from samovar.launcher.restart_policy import RestartPolicy, is_cause
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.records import Failed, Notice, Record, from_json, to_json
 from samovar.report.result import RunResult
-from samovar.report.run_folder import RunFolder
+from samovar.report.run_folder import RunFolder, order_is_written
 from samovar.transports.links import MOST_BYTES, Inbox
 from samovar.transports.shm import BoardWord, RunBoard
 
@@ -263,7 +263,7 @@ class Host0(_Launcher):
                     self.ranks_changed(message["ranks"], True)
             case "order":
                 mode = "ab" if message["goes_on"] else "wb"
-                with duties.folder.writing_order(int(message["rank"])) as path, path.open(mode) as file:
+                with order_is_written(path := duties.folder.order(int(message["rank"]))), path.open(mode) as file:
                     file.write(content)
             case "record":
                 duties.take(message["rank"], from_json(message["record"]))

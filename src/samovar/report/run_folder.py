@@ -62,12 +62,6 @@ class RunFolder:
         """The order in which a rank met the center (--record)."""
         return self.path / f"order_rank{rank}.bin"
 
-    @contextlib.contextmanager
-    def writing_order(self, rank: int) -> Iterator[Path]:
-        """The same path, to be written. Raises InputError if the disk is full, for example."""
-        with order_is_written(path := self.order(rank)):
-            yield path
-
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 

@@ -6,7 +6,7 @@ from functools import partial
 from samovar.box.base import Center, SeatCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.report.run_folder import RunFolder
+from samovar.report.run_folder import RunFolder, order_is_written
 from samovar.training.context import RankContext
 from samovar.training.order_log import LogHead, OrderWriter, read_order
 from samovar.training.ordered_centers import ChunkCenter, RecordingCenter, ReplayedCenter, Turns
@@ -46,7 +46,7 @@ class RecordedOrder(Order):
         assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
         rank = self._group.rank
         head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
-        with self._folder.writing_order(rank) as path:
+        with order_is_written(path := self._folder.order(rank)):
             self._log = self._stack.enter_context(OrderWriter(path, head))
         return RecordingCenter(center, self._log)
 
@@ -56,7 +56,7 @@ class RecordedOrder(Order):
 
     def end(self) -> None:
         assert self._log is not None, "seen comes first"
-        with self._folder.writing_order(self._group.rank):
+        with order_is_written(self._folder.order(self._group.rank)):
             self._log.end()
             self._log.close()
 
