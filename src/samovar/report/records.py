@@ -27,7 +27,8 @@ class Started:
 
     `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker` counts
     compute threads. `run_folder` is None for a run without files. `buckets` says how the model is divided for the
-    exchange ("3 buckets (auto)"), or is empty. `joined`: it starts from the center of others.
+    exchange ("3 buckets (auto)"), or is empty. `how` is "joined" if it starts from the center of others, and "resumed"
+    if from a snapshot.
     """
 
     net_name: str
@@ -49,7 +50,7 @@ class Started:
     start_step: int
     run_folder: str | None
     buckets: str = ""
-    joined: bool = False
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

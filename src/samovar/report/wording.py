@@ -124,10 +124,9 @@ def _strategy(started: Started) -> str:
 
 
 def _iterations(started: Started) -> str:
-    if started.start_step == 0 and not started.joined:
+    if not started.how:
         return counted(started.iterations, "iteration")
-    how = "joined" if started.joined else "resumed"
-    return f"iterations {started.start_step:,} to {started.iterations:,}, {how}"
+    return f"iterations {started.start_step:,} to {started.iterations:,}, {started.how}"
 
 
 def _quality(result: RunResult) -> list[str]:

@@ -63,7 +63,7 @@ def announce(
         transport=transport_of(config) if config.box is None else f"box {config.box}",
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
-        joined=config.join,
+        how="joined" if config.join else "" if config.snapshot is None else "resumed",
         run_folder=str(config.out),
         buckets=bucket_cut.described(config, learner.buckets),
     )

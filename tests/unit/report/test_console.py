@@ -51,17 +51,12 @@ def test_the_plan_is_told_in_lines() -> None:
     ]
 
 
-def test_a_resumed_run_says_where_it_goes_on() -> None:
-    shown = Shown()
-    shown.console.show(replace(STARTED, start_step=300, worker_cpus=((), ())))
-    assert shown.lines[2] == "iterations 300 to 600, resumed · not pinned to cpus"
-
-
 @pytest.mark.parametrize("step", [0, 300])
-def test_a_run_that_joins_others_says_so(step: int) -> None:
+@pytest.mark.parametrize("how", ["resumed", "joined"])
+def test_a_run_that_resumes_or_joins_others_says_so(step: int, how: str) -> None:
     shown = Shown()
-    shown.console.show(replace(STARTED, start_step=step, worker_cpus=((), ()), joined=True))
-    assert shown.lines[2] == f"iterations {step} to 600, joined · not pinned to cpus"
+    shown.console.show(replace(STARTED, start_step=step, worker_cpus=((), ()), how=how))
+    assert shown.lines[2] == f"iterations {step} to 600, {how} · not pinned to cpus"
 
 
 def test_without_a_terminal_progress_is_a_line_each_display_interval_and_at_the_end() -> None:
