@@ -130,7 +130,7 @@ def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, fin
 
 def advice(host: HostFigures, links: Sequence[HostLinkFigures]) -> list[Row]:
     """The strategies that fit here, by the same table as docs/how-to/choose-a-strategy.md."""
-    cores = len(host.cpus_allowed)
+    cores = len(host.cores)
     if cores == 1 and not links:
         return [("on this host", "one worker: there is one core")]
     return [

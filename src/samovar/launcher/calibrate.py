@@ -27,11 +27,11 @@ _MEMORY_SHARE = 8
 
 
 def calibrate(host: HostFigures) -> CalibrationRecord:
-    """Measure for some seconds, on every core that this process may use.
+    """Measure for some seconds, on every core that this process has the time of.
 
     Raises RankFailed if a process ends early, InputError if memory is short, EndedBySignal.
     """
-    cpus = host.cpus_allowed[:_MAX_RANKS]
+    cpus = host.cores[:_MAX_RANKS]
     free_bytes = host.memory_available_bytes // (_MEMORY_SHARE * 2 * len(cpus))
     copy_bytes = max(_MIN_COPY_BYTES, min(_COPY_BYTES, free_bytes))
     return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, copy_bytes))
@@ -79,7 +79,7 @@ def _record(host: HostFigures, ranks: Sequence[dict[str, Any]]) -> CalibrationRe
         shared_core_latency_s=first["shared_core_latency_s"],
         bandwidth=tuple((size, rate) for size, rate in first["bandwidth"]),
     )
-    num_cores = len(set(host.cpus_allowed))
+    num_cores = len(host.cores)
     # Not the best block: in that one another program kept a rank from copying at the same time.
     together = median(sum(rates) for rates in zip(*(rank["copy_all"] for rank in ranks), strict=True))
     return CalibrationRecord(

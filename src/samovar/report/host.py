@@ -52,6 +52,11 @@ class HostFigures:
     versions: Mapping[str, str]
     missing_modules: tuple[str, ...]
 
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """As many of the allowed cpus as have time: a container may see more."""
+        return self.cpus_allowed[: max(1, int(self.cpu_quota_cores or len(self.cpus_allowed)))]
+
 
 def read_host(root: Path = Path("/")) -> HostFigures:
     """The machine of this process; `root` is the parent of /proc and /sys."""

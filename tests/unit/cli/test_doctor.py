@@ -13,6 +13,7 @@ from samovar.cli.doctor import advice, host_rows, record_rows
 from samovar.cli.output_flags import require_place
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 from samovar.core.plain import from_plain, to_plain
+from samovar.launcher.calibrate import calibrate
 from samovar.launcher.doctor_hosts import HostLinkFigures
 from samovar.report.host import HostFigures, diagnose, read_host
 from samovar.report.profile import LayerProfile, Profile, load_profile, save_profile
@@ -60,7 +61,7 @@ def test_it_prints_measures_and_saves_a_record_that_loads(tmp_path: Path) -> Non
     told = json.loads(ended.stdout)
     record = CalibrationRecord.load(path)
     assert from_plain(CalibrationRecord, told["calibration"]) == record
-    assert record.cores == len(told["host"]["cpus_allowed"])
+    assert record.cores == len(read_host().cores)
     assert {"python", "torch", "samovar"} <= told["host"]["versions"].keys()
     assert all(finding["text"] and finding["next_step"] for finding in told["findings"])
     sizes = [size for size, _ in record.transports["shm"].bandwidth]
@@ -131,6 +132,14 @@ def test_it_ends_with_the_strategies_that_fit() -> None:
     assert rows["on this host"].startswith("up to 8 workers")
     assert [words.partition(":")[0] for words in list(rows.values())[1:]] == [one.flags for one in ADVICE]
     assert "--strategy sync --recipe auto" in [one.flags for one in ADVICE]
+
+
+def test_cores_without_time_are_not_counted() -> None:
+    """A container sees all cores, and may have the time of few."""
+    limited = dataclasses.replace(HEALTHY, cpu_quota_cores=2.5)
+    assert dict(advice(limited, ()))["on this host"].startswith("up to 2 workers")
+    here = read_host()
+    assert calibrate(dataclasses.replace(here, cpu_quota_cores=1.0)).cores == 1
 
 
 def test_a_measured_link_is_fast_for_steps_ten_times_as_long_as_an_exchange() -> None:
