@@ -197,15 +197,35 @@ CenterEntry Center::entry(std::uint64_t chunk, std::uint32_t member) const {
   }
 }
 
-void Center::write(ChunkRange range, const float* values, bool is_velocity) {
+bool Center::write(ChunkRange range, const float* values, bool is_velocity, Patience patience) {
   const std::uint64_t last = range.first + range.count - 1;
   if (!file_->shape().takes_any && !all_finite(values, (range.count - 1) * file_->shape().chunk_elements + file_->elements_of(last)))
     throw NotFinite("the values are not finite");
   for (std::uint64_t chunk = range.first; chunk < range.first + range.count; ++chunk) {
-    const std::uint32_t slot = file_->slot_of(file_->word(chunk).load(std::memory_order_acquire));
-    center::copy_in(is_velocity ? file_->velocity(slot) : file_->values(slot), values, file_->elements_of(chunk));
+    while (!try_write(chunk, values, is_velocity))
+      if (has_ended(patience)) return false;
     values += file_->elements_of(chunk);
   }
+  return true;
+}
+
+// In place only where nobody swaps: what was the chunk's slot may be another member's spare before the copy is over.
+bool Center::try_write(std::uint64_t chunk, const float* values, bool is_velocity) {
+  const std::uint64_t word = file_->word(chunk).load(std::memory_order_acquire), size = file_->elements_of(chunk);
+  const std::uint32_t slot = file_->slot_of(word);
+  if (row_ == nullptr || !file_->shape().has_locks) {
+    center::copy_in(is_velocity ? file_->velocity(slot) : file_->values(slot), values, size);
+    return true;
+  }
+  check_row();
+  const std::uint32_t spare = row_->spare.load(std::memory_order_relaxed);
+  file_->check_slot(spare);
+  const CenterEntry own = load_entry(file_->entries(slot) + member_);
+  const std::uint64_t stamp = fill_spare_head(slot, own, center::load_word(&file_->head(slot).version));
+  center::copy_in(file_->values(spare), is_velocity ? file_->values(slot) : values, size);
+  if (file_->shape().has_velocity)
+    center::copy_in(file_->velocity(spare), is_velocity ? values : file_->velocity(slot), size);
+  return swap(chunk, word, stamp);
 }
 
 bool Center::read(ChunkRange range, float* destination, bool is_velocity, std::int64_t* versions,
@@ -286,7 +306,7 @@ std::int64_t Center::try_swap(Update& update, std::uint64_t sequence, std::uint6
   const CenterEntry seen = load_entry(file_->entries(slot) + member_);
   const std::uint64_t version = center::load_word(&file_->head(slot).version) + 1;
   if (holds(seen, sequence)) return is_still(place, word) ? static_cast<std::int64_t>(seen.version) : kTooLate;
-  const std::uint64_t stamp = fill_spare_head(slot, sequence, version);
+  const std::uint64_t stamp = fill_spare_head(slot, {incarnation_, sequence, version, 0}, version);
   const Chunk made{*file_, slot, spare, chunk * file_->shape().chunk_elements - update.first_element,
                    file_->elements_of(chunk)};
   update.make(made);
@@ -300,17 +320,17 @@ std::int64_t Center::try_swap(Update& update, std::uint64_t sequence, std::uint6
   return static_cast<std::int64_t>(version);
 }
 
-// All but the values; the stamp that this member's entry gets.
-std::uint64_t Center::fill_spare_head(std::uint32_t slot, std::uint64_t sequence, std::uint64_t version) {
+// All but the values; the stamp that this member's entry, `own`, gets.
+std::uint64_t Center::fill_spare_head(std::uint32_t slot, CenterEntry own, std::uint64_t version) {
   const std::uint32_t spare = row_->spare.load(std::memory_order_relaxed);
   // Read after the chunk's word, so every member with an entry in the slot is counted.
   const std::uint64_t num_entries = std::min<std::uint64_t>(file_->members_used().load(), file_->shape().max_members);
   center::copy_words(reinterpret_cast<std::uint64_t*>(file_->entries(spare)),
                      reinterpret_cast<const std::uint64_t*>(file_->entries(slot)), num_entries * kEntryWords);
-  const std::uint64_t stamp = row_->stamp.load(std::memory_order_relaxed) + 1;
-  store_entry(file_->entries(spare) + member_, {incarnation_, sequence, version, stamp});
+  own.stamp = row_->stamp.load(std::memory_order_relaxed) + 1;
+  store_entry(file_->entries(spare) + member_, own);
   center::store_word(&file_->head(spare).version, version);
-  return stamp;
+  return own.stamp;
 }
 
 // The note of what is swapped is whole before it counts, and counts until the spare is known again: a member killed

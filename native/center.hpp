@@ -64,8 +64,8 @@ class Center {
 
   ChunkRange all() const { return {0, num_chunks()}; }
 
-  // c, or v, = values where the chunks are: for the start, while nobody else changes them. Versions stay.
-  void write(ChunkRange range, const float* values, bool is_velocity);
+  // c, or v, = values; versions stay. Without a row, and without locks, where the chunks are: for the start alone.
+  bool write(ChunkRange range, const float* values, bool is_velocity, Patience patience);
   bool read(ChunkRange range, float* destination, bool is_velocity, std::int64_t* versions, Patience patience) const;
   // c += d; with momentum m: v = m v + d, c += v.
   bool accumulate(ChunkRange range, std::uint64_t sequence, const float* difference, float momentum,
@@ -92,7 +92,8 @@ class Center {
   std::int64_t update_chunk(Update& update, std::uint64_t sequence, std::uint64_t chunk, Patience patience);
   std::int64_t change_in_place(Update& update, std::uint64_t sequence, std::uint64_t chunk);
   std::int64_t try_swap(Update& update, std::uint64_t sequence, std::uint64_t chunk);
-  std::uint64_t fill_spare_head(std::uint32_t slot, std::uint64_t sequence, std::uint64_t version);
+  bool try_write(std::uint64_t chunk, const float* values, bool is_velocity);
+  std::uint64_t fill_spare_head(std::uint32_t slot, CenterEntry own, std::uint64_t version);
   bool swap(std::uint64_t chunk, std::uint64_t word, std::uint64_t stamp);
   bool holds(const CenterEntry& entry, std::uint64_t sequence) const;
   void recover_spare();

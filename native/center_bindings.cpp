@@ -84,8 +84,11 @@ class Attached {
     if (turn.is_mine()) center_->detach();
   }
 
-  void write(std::uint64_t first_chunk, Array<const float> values, bool is_velocity) {
-    center_->write(range_of(first_chunk, values, is_velocity), values.data(), is_velocity);
+  bool write(std::uint64_t first_chunk, Array<const float> values, bool is_velocity, double timeout_s) {
+    const ChunkRange range = range_of(first_chunk, values, is_velocity);
+    return in_turn(timeout_s, [&](samovar::Patience patience) {
+      return center_->write(range, values.data(), is_velocity, patience);
+    });
   }
   bool read(std::uint64_t first_chunk, Array<float> destination, bool is_velocity, Versions versions,
             double timeout_s) const {
@@ -200,7 +203,8 @@ void bind_attached(nb::module_& module) {
       .def_prop_ro("lost_s", &Attached::lost_s)
       .def("attach", &Attached::attach, "member"_a, "incarnation"_a, WithoutGil())
       .def("close", &Attached::close)
-      .def("write", &Attached::write, "first_chunk"_a, "values"_a.noconvert(), "is_velocity"_a, WithoutGil())
+      .def("write", &Attached::write, "first_chunk"_a, "values"_a.noconvert(), "is_velocity"_a, "timeout_s"_a = 60.0,
+           WithoutGil())
       .def("read", &Attached::read, "first_chunk"_a, "destination"_a.noconvert(), "is_velocity"_a,
            "versions"_a.noconvert(), "timeout_s"_a, WithoutGil())
       .def("accumulate", &Attached::accumulate, "first_chunk"_a, "sequence"_a, "difference"_a.noconvert(), "momentum"_a,

@@ -188,6 +188,25 @@ void add_anyhow(const Files& files, std::uint32_t member) {
   }
 }
 
+// One writes a number that grows while the others add nothing: a chunk has one of these numbers at every moment.
+void write_among_others(const Files& files, std::uint32_t member) {
+  Center center(files.file());
+  center.attach(member, 1);
+  const std::vector<float> nothing(kElements, 0);
+  std::vector<float> seen(kElements);
+  std::vector<std::int64_t> versions(kChunks), last(kChunks);
+  for (std::uint64_t sequence = 1; sequence <= kUpdates; ++sequence) {
+    const std::vector<float> own(kElements, static_cast<float>(sequence));
+    if (member == 0) {
+      expect(center.write(center.all(), own.data(), sequence % 2 == 0, soon()), "write");
+    } else {
+      expect(center.accumulate(center.all(), sequence, nothing.data(), 0, versions.data(), soon()), "accumulate");
+    }
+    expect(center.read(center.all(), seen.data(), sequence % 2 == 0, versions.data(), soon()), "read");
+    check_chunks(seen, versions, last);
+  }
+}
+
 void post(const std::shared_ptr<samovar::CenterBoard>& board, std::uint32_t member) {
   const std::uint64_t incarnation = board->join(member);
   expect(incarnation != 0, "a free row was not given");
@@ -216,7 +235,7 @@ void stress_board() {
 
 const char* stress_center(std::uint64_t seed) {
   for (const bool shared : {false, true}) {
-    const Files sums(shared, true), exchanges(shared, true), velocities(shared, true);
+    const Files sums(shared, true), exchanges(shared, true), velocities(shared, true), writes(shared, true);
     const Files anyhow(shared, false), exchanges_anyhow(shared, false);
     at_once([&](std::uint32_t member) { add(sums, member, seed); });
     check_sums(sums);
@@ -230,6 +249,7 @@ const char* stress_center(std::uint64_t seed) {
     at_once([&](std::uint32_t member) { exchange(exchanges_anyhow, member, weights[member]); });
     check_between(exchanges_anyhow, weights);
     at_once([&](std::uint32_t member) { add_anyhow(anyhow, member); });
+    at_once([&](std::uint32_t member) { write_among_others(writes, member); });
   }
   stress_board();
   return wrong.load();

@@ -63,7 +63,7 @@ class Center(Protocol):
     def chunk_elements(self) -> int: ...
 
     def write(self, values: Array, deadline: Deadline) -> None:
-        """c = values; for the start, before others read it. Versions do not change."""
+        """c = values, which overwrites updates by others. Versions do not change."""
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         """destination = c; returns the version of each chunk that was read."""

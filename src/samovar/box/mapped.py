@@ -120,14 +120,14 @@ class MappedCenter(Closing):
         self._native.close()
         self._pushed.clear()
 
-    def write(self, values: Array, _deadline: Deadline) -> None:
-        self.write_chunks(0, values)
+    def write(self, values: Array, deadline: Deadline) -> None:
+        self.write_chunks(0, values, deadline)
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self.read_chunks(0, destination, deadline)
 
-    def write_velocity(self, values: Array, _deadline: Deadline) -> None:
-        self.write_velocity_chunks(0, values)
+    def write_velocity(self, values: Array, deadline: Deadline) -> None:
+        self.write_velocity_chunks(0, values, deadline)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> Versions:
         return self.read_velocity_chunks(0, destination, deadline)
@@ -138,10 +138,11 @@ class MappedCenter(Closing):
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         return self.exchange_chunks(0, sequence, weights, moving_rate, deadline)
 
-    def write_chunks(self, first_chunk: int, values: Array) -> None:
+    def write_chunks(self, first_chunk: int, values: Array, deadline: Deadline) -> None:
         """`write` for the chunks from `first_chunk` on that `values` has the elements of: whole chunks."""
         with self._refusing():
-            self._native.write(first_chunk, values, False)
+            done = self._native.write(first_chunk, values, False, deadline.remaining_s())
+        self._check(done, "write the center")
 
     def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read` of as many chunks as `destination` has the elements of."""
@@ -150,11 +151,12 @@ class MappedCenter(Closing):
         self._check(done, "read the center")
         return versions
 
-    def write_velocity_chunks(self, first_chunk: int, values: Array) -> None:
+    def write_velocity_chunks(self, first_chunk: int, values: Array, deadline: Deadline) -> None:
         """`write_velocity` for a part of the chunks."""
         self._check_velocity("its velocity cannot be written")
         with self._refusing():
-            self._native.write(first_chunk, values, True)
+            done = self._native.write(first_chunk, values, True, deadline.remaining_s())
+        self._check(done, "write the velocity")
 
     def read_velocity_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read_velocity` of a part of the chunks, and their versions."""

@@ -150,9 +150,9 @@ def _done(seat: Seat, request: Request, body: Array, deadline: Deadline) -> tupl
         case Kind.READ_VELOCITY:
             return center.read_velocity_chunks(first, body, deadline), body
         case Kind.WRITE:
-            center.write_chunks(first, body)
+            center.write_chunks(first, body, deadline)
         case Kind.WRITE_VELOCITY:
-            center.write_velocity_chunks(first, body)
+            center.write_velocity_chunks(first, body, deadline)
         case Kind.ACCUMULATE:
             return center.accumulate_chunks(first, sequence, body, deadline, request.rate), None
         case Kind.EXCHANGE:  # of a chunk that holds the update already, the kept answer is given again

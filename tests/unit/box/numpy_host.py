@@ -99,7 +99,7 @@ class NumpySeat:
             destination[:] = self.memory.values[self._elements(first_chunk, destination)]
             return self._versions(first_chunk, destination)
 
-    def write_chunks(self, first_chunk: int, values: Array) -> None:
+    def write_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
         with self.memory.lock:
             self.memory.values[self._elements(first_chunk, values)] = values
 
@@ -108,7 +108,7 @@ class NumpySeat:
             destination[:] = self.memory.velocity[self._elements(first_chunk, destination)]
             return self._versions(first_chunk, destination)
 
-    def write_velocity_chunks(self, first_chunk: int, values: Array) -> None:
+    def write_velocity_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
         with self.memory.lock:
             self.memory.velocity[self._elements(first_chunk, values)] = values
 

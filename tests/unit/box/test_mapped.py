@@ -241,3 +241,52 @@ def test_members_at_once_lose_nothing_and_see_whole_chunks(num_chunks: int) -> N
     assert (versions == members * rounds).all()
     assert (values == rounds * sum(range(1, members + 1))).all()
     os.close(descriptor)
+
+
+def test_a_member_that_writes_while_others_add_leaves_chunks_whole() -> None:
+    """What it writes is in the chunks that it is for, and nowhere else: the others add zeros."""
+    chunk, num_chunks, writes = 1 << 16, 3, 400
+    numbers = np.arange(1, num_chunks + 1, dtype=np.float32)
+    descriptor = create_center(num_chunks * chunk, 4, with_velocity=True, chunk_elements=chunk)
+    written = np.repeat(numbers, chunk)
+    is_over, wrong = threading.Event(), []
+
+    def write() -> None:
+        try:
+            with MappedCenter(descriptor, Member(0, 1)) as center:
+                for _ in range(writes):
+                    np.negative(written, out=written)
+                    center.write(written, soon())
+                    center.write_velocity(written, soon())
+        finally:
+            is_over.set()
+
+    def add(index: int) -> None:
+        seen = np.zeros_like(written)
+        with MappedCenter(descriptor, Member(index, index + 1)) as center:
+            for sequence in count(1):
+                center.accumulate(sequence, np.zeros_like(written), soon())
+                for read in (center.read, center.read_velocity):
+                    read(seen, soon())
+                    rows = seen.reshape(num_chunks, chunk)
+                    if (rows != rows[:, :1]).any() or not np.isin(np.abs(rows[:, 0]) / numbers, (0, 1)).all():
+                        wrong.append((index, sequence))
+                if is_over.is_set():
+                    return
+
+    threads = [threading.Thread(target=write), *(threading.Thread(target=add, args=(index,)) for index in (1, 2, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(descriptor)
+    assert wrong == []
+
+
+def test_a_write_leaves_versions_and_updates_as_they_are(attach: Attach) -> None:
+    center = attach(0)
+    center.accumulate(1, ones(), soon(), momentum=0.5)
+    center.write(ones(5.0), soon())
+    assert (center.accumulate(1, ones(), soon()) == 1).all(), "it is in the chunks already"
+    assert (center.accumulate(2, ones(), soon(), momentum=0.5) == 2).all()
+    assert (read(center) == 6.5).all()
