@@ -16,7 +16,7 @@ import numpy.typing as npt
 from samovar.box.board import MAX_MEMBERS, Board, create_board
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
 from samovar.core.closing import Closing
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, RankFailed
 from samovar.core.host import create_empty, seal
 from samovar.transports.base import Array
 
@@ -190,10 +190,15 @@ class NamedBuffers:
             for key in (*remote, f"board/{name}", f"center/{name}"):  # a server killed meanwhile leaves no orphan
                 self._discard(key)
 
-    def remote_memory(self, name: str, index: int, num_elements: int) -> RemoteMemory:
-        """The memory here of the remote member in row `index`; it lives as long as the buffer."""
+    def remote_memory(self, name: str, token: int, index: int, num_elements: int) -> RemoteMemory:
+        """The memory here of the remote member in row `index`; it lives as long as the buffer, whose board has `token`.
+
+        Raises InputError, or RankFailed, if the buffer was dropped since.
+        """
         key = f"remote/{name}/{index}"
         with self._lock:
+            if Board(self._buffer(name).board).claim_token(0) != token:
+                raise RankFailed(f"buffer {name!r} was made again meanwhile, without this member; join again")
             if key not in self._descriptors:
                 descriptor = create_empty()
                 self._descriptors[key] = descriptor

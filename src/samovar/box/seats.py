@@ -92,15 +92,15 @@ class BufferHost:
                 board.adopt(member)
             try:
                 center = MappedCenter(buffer.center, member)
-                seat = Seat(board, center, member, self._memory(attachment.name, member, center), origin)
+                seat = Seat(board, center, member, self._memory(attachment.name, board, member, center), origin)
                 seat.post(replace(board.row(member.index).progress, away=False))
             except BaseException:
                 board.leave(member)
                 raise
         return seat
 
-    def _memory(self, name: str, member: Member, center: MappedCenter) -> RemoteMemory:
-        memory = self._buffers.remote_memory(name, member.index, center.num_elements)
+    def _memory(self, name: str, board: Board, member: Member, center: MappedCenter) -> RemoteMemory:
+        memory = self._buffers.remote_memory(name, board.claim_token(0), member.index, center.num_elements)
         if memory.notes[0] != member.incarnation:
             memory.notes[:] = member.incarnation, 0, 0
         return memory

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from samovar.box.board import Board
+from samovar.box import seats
+from samovar.box.board import Board, Member, Origin
 from samovar.box.buffers import BufferShape, NamedBuffers
 from samovar.box.line import BoxAddress
 from samovar.box.local import holder_address
 from samovar.box.mapped import MappedCenter
 from samovar.box.memory_holder import HeldMemory
-from samovar.box.protocol import Kind
+from samovar.box.protocol import NOBODY, Attachment, Kind
 from samovar.box.remote import RemoteCenter
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.transports.keys import Key
 from samovar.transports.secure import ConnectionLost
 from samovar.transports.tcp_listen import Listener, listen
@@ -82,8 +83,8 @@ def test_a_server_killed_in_a_drop_leaves_nothing_of_the_buffer_to_the_next_one_
     memory = MemoryOfKilledServer(address, 20.0)
     memory.num_discards = num_discards
     first = NamedBuffers(memory)
-    first.create("c", SHAPE)
-    first.remote_memory("c", 0, SIZE).notes[:] = 1, 7, 0
+    first.create("c", SHAPE, token=5)
+    first.remote_memory("c", 5, 0, SIZE).notes[:] = 1, 7, 0
     if num_discards < 3:
         with pytest.raises(Killed):
             first.drop("c")
@@ -96,13 +97,38 @@ def test_a_server_killed_in_a_drop_leaves_nothing_of_the_buffer_to_the_next_one_
     try:
         if "c" in buffers.names():
             buffers.drop("c")
-        buffers.create("c", BufferShape(2 * SIZE, max_members=4, chunk_elements=512))
-        assert buffers.remote_memory("c", 0, 2 * SIZE).notes.tolist() == [0, 0, 0]
+        buffers.create("c", BufferShape(2 * SIZE, max_members=4, chunk_elements=512), token=6)
+        assert buffers.remote_memory("c", 6, 0, 2 * SIZE).notes.tolist() == [0, 0, 0]
     finally:
         buffers.close()
         next_memory.end()
         assert memory._process is not None
         memory._process.wait(30.0)
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_member_that_comes_while_its_buffer_is_dropped_leaves_nothing_to_the_next_one_of_its_name(
+    buffers: NamedBuffers, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    """The next one's first member has its row, its incarnation, and another number of elements."""
+    host, come = BufferHost(buffers), (NOBODY, Origin("127.0.0.1", 1))
+    larger = BufferShape(2 * SIZE, max_members=4, chunk_elements=512)
+    buffers.create("c", SHAPE)
+
+    def mapped_late(descriptor: int, member: Member | None = None) -> MappedCenter:
+        buffers.drop("c")
+        if is_made_again:
+            buffers.create("c", larger)
+        return MappedCenter(descriptor, member)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(seats, "MappedCenter", mapped_late)
+        with pytest.raises(RankFailed if is_made_again else InputError, match="was made again|no buffer 'c'"):
+            host.attach(Attachment("c", 1, attempt=1), *come)
+    buffers.create("c", larger)
+    seat = host.attach(Attachment("c", 1, attempt=2), *come)
+    assert seat.notes.tolist() == [1, 0, 0]
+    seat.close()
 
 
 def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: Key, port: int) -> None:
@@ -160,12 +186,12 @@ def test_a_connection_too_many_is_told_why_and_may_come_later(buffers: NamedBuff
 
 def test_names_are_told_while_members_come(buffers: NamedBuffers) -> None:
     """Each brings memory of its own into the table in which the names are."""
-    buffers.create("c", SHAPE)
+    buffers.create("c", SHAPE, token=5)
     has_come = threading.Event()
 
     def come() -> None:
         for index in range(100):
-            buffers.remote_memory("c", index, 16)
+            buffers.remote_memory("c", 5, index, 16)
         has_come.set()
 
     before_s = sys.getswitchinterval()
