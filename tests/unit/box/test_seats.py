@@ -123,7 +123,7 @@ def test_a_member_that_comes_while_its_buffer_is_dropped_leaves_nothing_to_the_n
 
     with monkeypatch.context() as patched:
         patched.setattr(seats, "MappedCenter", mapped_late)
-        with pytest.raises(RankFailed if is_made_again else InputError, match="was made again|no buffer 'c'"):
+        with pytest.raises(RankFailed if is_made_again else InputError, match="buffer 'c'"):
             host.attach(Attachment("c", 1, attempt=1), *come)
     buffers.create("c", larger)
     seat = host.attach(Attachment("c", 1, attempt=2), *come)

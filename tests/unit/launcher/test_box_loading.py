@@ -172,6 +172,28 @@ def test_a_file_with_values_that_are_not_finite_makes_no_buffer(boxes: list[Box]
     assert boxes[0].server.buffers.names() == []
 
 
+def test_weights_alone_take_a_run_back_to_its_first_step_on_its_terms(boxes: list[Box]) -> None:
+    where = filled(boxes[:1])
+    arrays = saved(where, "c").arrays
+    assert not load(Content(SHAPE, {name: arrays[name] for name in ("center", "velocity")}), where, "c")
+    with take_shards(where, "c", "test", soon()) as seat:
+        assert {index: seat.board.word(index) for index in WORDS} == {**WORDS, BoxWord.STEPS: 0}
+        assert seat.board.word(BoxWord.GOAL) == 0
+
+
+@pytest.mark.parametrize("names", [("center", "velocity"), ("center", "velocity", "words")])
+def test_those_who_wait_for_a_buffer_come_in_when_all_of_it_is_there(
+    boxes: list[Box], monkeypatch: pytest.MonkeyPatch, names: Sequence[str]
+) -> None:
+    where = filled(boxes[:1])
+    arrays, said = saved(where, "c").arrays, list[int]()
+    with take_shards(where, "c", "test", soon()) as seat:
+        set_word = seat.board.set_word
+        monkeypatch.setattr(seat.board, "set_word", lambda index, value: (said.append(index), set_word(index, value)))
+        Content(SHAPE, {name: arrays[name] for name in names}).fill(seat, soon())
+    assert said.index(BoxWord.IS_READY) == len(said) - 1 > 0
+
+
 def test_a_buffer_that_was_filled_from_a_center_alone_is_not_waited_for(boxes: list[Box], tmp_path: Path) -> None:
     """Who joins it is told at once that it is nobody's run."""
     (tmp_path / "center").write_bytes(safetensors.numpy.save({"center": VALUES}))
