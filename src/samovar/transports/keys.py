@@ -71,10 +71,10 @@ def read_key(path: Path) -> Key:
         found = _CERTIFICATE.search(text)
         if found is None:
             raise InputError(f"key file {path}: holds no certificate; give the key file that the other side has")
-        certificate = ssl.PEM_cert_to_DER_cert(found[0])
         # The file that was checked, even if the path now leads to another.
         place = f"/proc/self/fd/{descriptor}"
         try:
+            certificate = ssl.PEM_cert_to_DER_cert(found[0])
             contexts = [_context(side, place, certificate) for side in _SIDES]
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "reason", None) or error

@@ -95,3 +95,15 @@ def test_a_cut_key_is_refused(tmp_path: Path, cut: int) -> None:
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="key file"):
             read_key(path)
+
+
+@pytest.mark.parametrize("instead", [b"", b"\xff", b"-"])
+def test_a_key_that_lost_a_letter_on_its_way_is_refused(tmp_path: Path, instead: bytes) -> None:
+    path = tmp_path / "key.pem"
+    make_key(path)
+    text = path.read_bytes()
+    for mark in (b"BEGIN PRIVATE KEY-----\n", b"BEGIN CERTIFICATE-----\n"):
+        at = text.index(mark) + len(mark) + 30
+        path.write_bytes(text[:at] + instead + text[at + 1 :])
+        with pytest.raises(InputError, match=r"key file .* cannot be used"):
+            read_key(path)
