@@ -9,23 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.machine import Link, MachineModel, Ports
-from samovar.transports.background import Background, Job
-from samovar.transports.base import Array, Notification, Pending, Window, missing_notification, nobody_notified
+from samovar.transports.background import Job
+from samovar.transports.base import Array, Notification, PeerTransport, PeerWindow, Window
 from samovar.transports.shm import ShmTransport, ShmWindow
+from samovar.transports.tcp_memory import WORD_BYTES, SharedMemory
 
-_WORD_BYTES = 8
 _NS = 1_000_000_000
-_MOST_THREADS = 4
 _LANDING_S, _LOOK_S = 30.0, 1.0
 _TOGETHER_NS = 1_000_000  # a notification so soon after a put goes along with it
 _Result = TypeVar("_Result")
@@ -111,7 +110,7 @@ class Roads:
         hosts = [machine.host(world_size - 1), *server_hosts]
         places = world_size + len(server_hosts)
         num_ports = cls._counted(places, max(hosts), max(map(machine.rack, hosts)))
-        return (2 * num_ports + len(server_hosts)) * _WORD_BYTES
+        return (2 * num_ports + len(server_hosts)) * WORD_BYTES
 
     def is_free(self, peer: int, own: int) -> bool:
         """Whether no message between these two takes any time."""
@@ -181,7 +180,7 @@ class Roads:
 
     def _taken(self, port: int, from_ns: int, occupied_s: float) -> int:
         """When a port that is wanted from a moment on begins with a message, which then keeps it."""
-        offset = port * _WORD_BYTES
+        offset = port * WORD_BYTES
         until_ns = self._window.fetch_add(0, offset, 0)
         while True:
             begin_ns = max(until_ns, from_ns)
@@ -200,7 +199,7 @@ class _Message:
     actions: list[Callable[[], None]] = field(default_factory=list)
 
 
-class EmulatedTransport:
+class EmulatedTransport(PeerTransport):
     """Shared memory of `inner` with the delays of `machine` (see `samovar.transports.base.Transport`).
 
     Reductions take at least the machine's time. `server_hosts` are the hosts of a center's servers.
@@ -209,29 +208,16 @@ class EmulatedTransport:
     def __init__(
         self, inner: ShmTransport, machine: MachineModel, server_hosts: Sequence[int], wake_up_s: float
     ) -> None:
-        self.group, self.inner, self.is_closed = inner.group, inner, False
+        super().__init__(inner.group, inner.names, "samovar-emulated-run")
         rank, world_size = inner.group.rank, inner.group.world_size
-        self._machine, self._wake_up_s = machine, wake_up_s
+        self._inner, self._machine, self._wake_up_s = inner, machine, wake_up_s
+        self.lost_elsewhere, self.give_up = inner.lost, partial(inner.lost, tells=True)
         window = inner.open_window("emulated ports", Roads.num_bytes(machine, world_size, server_hosts), 0)
         self._timers = Timers(wake_up_s)
         self.roads = Roads(window, machine, world_size, server_hosts, self._timers)
         self._is_free = [self.roads.is_free(peer, rank) for peer in range(world_size)]
-        self._background = Background("samovar-emulated-run", _MOST_THREADS)
         self._lock = threading.Lock()
         self._last = threading.local()
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.inner.bytes_sent
-
-    @property
-    def bytes_between(self) -> int:
-        """Bytes that this rank sent to others."""
-        return self.bytes_sent
-
-    def count_sent(self, num_bytes: int) -> None:
-        with self._lock:
-            self.inner.count_sent(num_bytes)
 
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         until_s = time.monotonic() + self._machine.reduce_s(
@@ -240,16 +226,12 @@ class EmulatedTransport:
         _native.reduce(destination, sources)
         sleep_until(until_s, self._wake_up_s)
 
-    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
-        """See `samovar.transports.base.Spawning`; all ranks must begin dependent work in the same order."""
-        return self._background.submit(Job(f"rank {self.group.rank}: {what}", lambda _job: work(FOR_EVER)))
-
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "EmulatedWindow":
-        return EmulatedWindow(self, name, self.inner.open_window(name, num_bytes, num_slots), num_slots)
+        return EmulatedWindow(self, name, self._inner.open_window(name, num_bytes, num_slots), num_slots)
 
     def close(self) -> None:
         """End background work, and let arrive what is under way."""
-        self.is_closed = True
+        self._is_closed = True
         self._background.close()
         self._timers.close()
 
@@ -292,11 +274,8 @@ class EmulatedTransport:
     def await_event(self, event: threading.Event) -> None:
         """Wait for what a timer sets. Raises SamovarError if the transport is closed before."""
         while not event.wait(_LOOK_S):
-            self.require_open()
-
-    def require_open(self) -> None:
-        if self.is_closed:
-            raise SamovarError(f"{self.inner.names[self.group.rank]}: the transport was closed here")
+            if self._is_closed:
+                raise SamovarError(f"{self.names[self.group.rank]}: the transport was closed here")
 
     def _arrive(self, message: _Message) -> None:
         with self._lock:
@@ -305,13 +284,13 @@ class EmulatedTransport:
             action()
 
 
-class EmulatedWindow:
+class EmulatedWindow(PeerWindow):
     """See `samovar.transports.base.Window`."""
 
     def __init__(self, transport: EmulatedTransport, name: str, inner: ShmWindow, num_slots: int) -> None:
-        self.local: npt.NDArray[np.uint8] = inner.local
-        self._transport, self._native, self._name, self._num_slots = transport, inner.native, name, num_slots
-        self._rank = transport.group.rank
+        super().__init__(transport, name, inner.local, num_slots)
+        self._transport, self._native = transport, inner.native
+        self._memory = SharedMemory(inner.native, self._rank, num_slots)
 
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
         self._check(peer, offset, source.nbytes, notification)
@@ -324,17 +303,16 @@ class EmulatedWindow:
         if notification is not None:
             self.notify(peer, notification)
 
-    def get(self, peer: int, offset: int, destination: Array) -> None:
-        self._check(peer, offset, destination.nbytes)
+    def _get(self, peer: int, offset: int, destination: Array) -> None:
         self._asked(peer, destination.nbytes, lambda: self._native.get(peer, offset, destination))
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
-        self._check(peer, offset, _WORD_BYTES)
-        return self._asked(peer, _WORD_BYTES, lambda: self._native.fetch_add(peer, offset, value))
+        self._check(peer, offset, WORD_BYTES)
+        return self._asked(peer, WORD_BYTES, lambda: self._native.fetch_add(peer, offset, value))
 
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
-        self._check(peer, offset, _WORD_BYTES)
-        return self._asked(peer, _WORD_BYTES, lambda: self._native.compare_swap(peer, offset, expected, desired))
+        self._check(peer, offset, WORD_BYTES)
+        return self._asked(peer, WORD_BYTES, lambda: self._native.compare_swap(peer, offset, expected, desired))
 
     def notify(self, peer: int, notification: Notification) -> None:
         self._check(peer, 0, 0, notification)
@@ -347,41 +325,14 @@ class EmulatedWindow:
         else:
             self._transport.send_along(peer, ring)
 
-    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
-        waiting_s = deadline.remaining_s()
-        value = self._patiently(lambda left_s: self._native.wait(slot, at_least, left_s), lambda: (peer,), deadline)
-        if value is None:
-            names = self._transport.inner.names
-            raise missing_notification(names[self._rank], names[peer], slot, self._name, waiting_s)
-        return value
+    def _await(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        return self._memory.wait(slot, at_least, is_over, deadline)
 
-    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
-        waiting_s = deadline.remaining_s()
-        others = tuple(rank for rank in range(self._transport.group.world_size) if rank != self._rank)
-        fired = self._patiently(
-            lambda left_s: self._native.wait_any(slots.start, len(slots), left_s), lambda: others, deadline
-        )
-        if fired is None:
-            raise nobody_notified(self._transport.inner.names[self._rank], slots, self._name, waiting_s)
-        return fired
-
-    def _patiently(
-        self, wait: Callable[[float], _Result | None], awaited: Callable[[], Sequence[int]], deadline: Deadline
-    ) -> _Result | None:
-        def look(seconds: float) -> _Result | None:
-            self._transport.require_open()
-            return wait(seconds)
-
-        return self._transport.inner.patiently(look, awaited, deadline)
+    def _take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
+        return self._memory.take_any(slots, is_over, deadline)
 
     def _asked(self, peer: int, num_bytes: int, action: Callable[[], _Result]) -> _Result:
         return action() if peer == self._rank else self._transport.ask(peer, num_bytes, action)
-
-    def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
-        """Check here: what arrives later has nobody to tell."""
-        is_inside = 0 <= offset <= len(self.local) - num_bytes and 0 <= peer < self._transport.group.world_size
-        if not is_inside or (notification is not None and not 0 <= notification.slot < self._num_slots):
-            raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}")
 
 
 def sleep_until(moment_s: float, early_s: float) -> None:

@@ -4,6 +4,8 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ _WORDS = 2**64
 _SLICE_S = 0.1
 
 Bytes = npt.NDArray[np.uint8]
+_Result = TypeVar("_Result")
 
 
 class WindowMemory(ABC):
@@ -153,19 +156,10 @@ class SharedMemory(WindowMemory):
         return self._native.compare_swap(self._rank, offset, expected, desired)
 
     def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
-        while True:
-            # What came before the end of a peer counts.
-            is_last = deadline.passed() or is_over()
-            value = self._native.wait(slot, at_least, 0.0 if is_last else _slice_s(deadline))
-            if value is not None or is_last:
-                return value
+        return _in_slices(partial(self._native.wait, slot, at_least), is_over, deadline)
 
     def take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
-        while True:
-            is_last = deadline.passed() or is_over()
-            fired = self._native.wait_any(slots.start, len(slots), 0.0 if is_last else _slice_s(deadline))
-            if fired is not None or is_last:
-                return fired
+        return _in_slices(partial(self._native.wait_any, slots.start, len(slots)), is_over, deadline)
 
     def wake(self) -> None:
         """They look by themselves."""
@@ -239,5 +233,11 @@ def _require_sizes(window: WindowMemory, num_bytes: int, num_slots: int) -> None
         )
 
 
-def _slice_s(deadline: Deadline) -> float:
-    return min(deadline.remaining_s(), _SLICE_S)
+def _in_slices(
+    wait: Callable[[float], _Result | None], is_over: Callable[[], bool], deadline: Deadline
+) -> _Result | None:
+    """What `wait(seconds)` finds before the deadline, and before a peer is over."""
+    while (found := wait(min(deadline.remaining_s(), _SLICE_S))) is None:
+        if deadline.passed() or is_over():
+            return wait(0.0)  # what came before the end of a peer counts
+    return found
