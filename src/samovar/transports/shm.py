@@ -21,8 +21,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.core.host import create_empty
 from samovar.transports.base import Array, MissingNotification, Notification, missing_notification, nobody_notified
-from samovar.transports.peers import WORDS_BYTES, NoPeers, Peers
-from samovar.transports.processes import PeerProcess
+from samovar.transports.processes import WORDS_BYTES, NoPeers, PeerProcess, Peers
 
 _Result = TypeVar("_Result")
 
