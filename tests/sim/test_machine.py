@@ -16,9 +16,8 @@ from samovar.collectives.tree import tree_all_reduce
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.machine import Link, MachineModel, Ports, Racks
 from samovar.transports.base import Notification, Region
-from samovar.transports.sim.network import PortUse
+from samovar.transports.sim.network import PortUse, ServerMemory, ServerRequest
 from samovar.transports.sim.scheduler import Deadlock
-from samovar.transports.sim.servers import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 LATENCY_S, BANDWIDTH, OVERHEAD_S = 3.0, 10.0, 0.5

@@ -12,7 +12,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite
 from samovar.core.layout import all_finite
 from samovar.transports.base import Array
-from samovar.transports.sim.servers import ServerMemory, ServerRequest
+from samovar.transports.sim.network import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimTransport
 
 

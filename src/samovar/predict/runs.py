@@ -20,8 +20,7 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.transports.base import Array, Region
-from samovar.transports.sim.network import PortUse
-from samovar.transports.sim.servers import ServerMemory
+from samovar.transports.sim.network import PortUse, ServerMemory
 from samovar.transports.sim.world import SimRun, SimTransport, simulated
 
 # A net is simulated with this many numbers, each of which stands for several; more for more workers, up to a limit.

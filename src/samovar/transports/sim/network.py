@@ -1,10 +1,16 @@
-"""Messages under way: when they leave, reach and pass the ports of a MachineModel, and in which order they arrive."""
+"""Messages under way: when they leave, reach and pass the ports of a MachineModel, and in which order they arrive.
+
+Servers, such as the box of a center, are places that hold memory and run no program. A request travels to its server,
+occupies the server's memory for a time, and is answered. Memory serves one request after the other, in the order in
+which they come.
+"""
 
 import hashlib
 import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TypeAlias
 
@@ -322,3 +328,48 @@ class Fabric:
     def counted(self, num_bytes: int) -> int:
         """The bytes as which those of such an array count."""
         return num_bytes if self._magnification == 1.0 else round(num_bytes * self._magnification)
+
+
+@dataclass(slots=True)
+class ServerMemory(Occupied):
+    """The memory of the server at `place`."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """Bytes to a server, the time that its memory needs for them, and the bytes of the answer.
+
+    `served` is called when the memory has done it.
+    """
+
+    memory: ServerMemory
+    num_bytes: int
+    served_in_s: float
+    answer_bytes: int
+    served: Callable[[], None] = lambda: None
+
+
+def send_requests(
+    rank: int, requests: Sequence[ServerRequest], fabric: Fabric, on_answered: Callable[[], None]
+) -> None:
+    """Send the requests of `rank` at once; `on_answered` is called when the last answer has come."""
+    network, scheduler, num_open = fabric.network, fabric.scheduler, len(requests)
+
+    def serve(request: ServerRequest) -> None:
+        end_s = request.memory.occupied(scheduler.now_s, request.served_in_s)
+        scheduler.at(scheduler.moment(end_s), answer, request)
+
+    def answer(request: ServerRequest) -> None:
+        request.served()
+        network.send(CallMessage(request.memory.place, rank, request.answer_bytes, take))
+
+    def take() -> None:
+        nonlocal num_open
+        num_open -= 1
+        if num_open == 0:
+            on_answered()
+
+    for request in requests:
+        network.send(CallMessage(rank, request.memory.place, request.num_bytes, partial(serve, request)))

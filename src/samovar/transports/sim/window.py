@@ -11,10 +11,9 @@ import numpy.typing as npt
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, Notification
-from samovar.transports.sim.network import CallMessage, Fabric, SimMessage
+from samovar.transports.sim.network import CallMessage, Fabric, ServerRequest, SimMessage, send_requests
 from samovar.transports.sim.races import AccessLog, VectorClock
 from samovar.transports.sim.scheduler import Task, virtual_s
-from samovar.transports.sim.servers import SentRequests, ServerRequest
 
 _WORD_BYTES = 8
 _Answer = TypeVar("_Answer")
@@ -84,7 +83,7 @@ class SimPort:
         """Send all to their servers at once, and wait until all have been answered."""
         task, fabric = self.task, self.fabric
         self.bytes_sent += sum(request.num_bytes for request in requests)
-        SentRequests(self.rank, requests, fabric.network, fabric.scheduler, task.resume)
+        send_requests(self.rank, requests, fabric, task.resume)
         self.block("the answers of servers")
 
     def add_window(self, window: "SimWindow") -> None:

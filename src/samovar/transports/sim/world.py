@@ -18,10 +18,9 @@ from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
 from samovar.transports.base import Array, Pending, Window
-from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, SimMessage
+from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, ServerRequest, SimMessage
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline, virtual_s
-from samovar.transports.sim.servers import ServerRequest
 from samovar.transports.sim.window import SimPort, SimWindow
 
 _Result = TypeVar("_Result")
