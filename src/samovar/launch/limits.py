@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from samovar.core import control_groups
+from samovar.core import host
 from samovar.core.errors import InputError
 from samovar.core.host import available_bytes, num_available_cpus
 
@@ -64,7 +64,7 @@ def processes_left(root: Path = Path("/")) -> int | None:
     """Processes and threads that may still start, by the control groups and the user's limit; None: no limit. Root has
     no limit of its own.
     """
-    found = [control_groups.processes_left(root), _left_to_user()]
+    found = [host.processes_left(root), _left_to_user()]
     return min((value for value in found if value is not None), default=None)
 
 

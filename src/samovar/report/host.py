@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from samovar.core.control_groups import control_groups, cpu_quota_cores, memory_limit, text_of
-from samovar.core.host import models
+from samovar.core.host import control_groups, cpu_quota_cores, memory_limit, models, text_of
 from samovar.core.machine import CalibrationRecord
 from samovar.core.requirements import Missing, missing_modules
 
