@@ -159,13 +159,15 @@ class GradientExchange(Exchange):
         if more:
             backward.run()
             return
-        call = Event.BACKWARD, self._num_exchanges
-        if not backward.others:  # theirs are over before this one
+        call, final = (Event.BACKWARD, self._num_exchanges), list[Bucket]()
+        if not backward.others:
             self._announcer.announce(*call)
         self._is_torn = True
-        self._gradients.backward(backward, self._gradient_final)
-        if backward.others:
+        self._gradients.backward(backward, final.append if backward.others else self._gradient_final)
+        if backward.others:  # their exchanges are over: all ranks begin one replica's after another's
             self._announcer.announce(*call)
+        for bucket in final:
+            self._gradient_final(bucket)
         num_active = self._announcer.num_active(*call)
         self._complete(num_active)
         self._is_torn = False
