@@ -41,7 +41,7 @@ class ReplicaBuffers:
             self._shown = ShownStatistics(region, lasting_ranks(reached))
         else:
             self._summed = SummedStatistics(processes.collectives, num_elements, deadline)
-        self._result = np.zeros(num_elements, np.float32)
+        self._result = np.zeros(num_elements)
         self._gathered = BufferMean(model, (self._shown or self._summed).own)  # type: ignore[union-attr]
         self._mean = BufferMean(model, self._result)
 

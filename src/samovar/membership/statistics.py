@@ -6,21 +6,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.transports.base import Array, Region
 
 
 class SummedStatistics:
-    """The mean over ranks in step: (1/P) sum_i s_i in the plan's order, the same bits on every rank.
+    """The mean over ranks in step: (1/P) sum_i s_i in the plan's order and in float64, the same bits on every rank.
 
-    All ranks call `mean` (or `sum`, if a rank only takes part) at the same place. Cost: an all-reduce.
+    So a float32 that is equal on all ranks keeps its bits. All ranks call `mean` (or `sum`, if a rank only takes part)
+    at the same place. Cost: an all-reduce of 8 bytes a value.
     """
 
     def __init__(self, collectives: Collectives, num_elements: int, deadline: Callable[[], Deadline]) -> None:
         self._deadline = deadline
-        self._world_size = np.float32(collectives.group.world_size)
-        region = float32_region(collectives, "statistics", num_elements)
+        self._world_size = collectives.group.world_size
+        memory = collectives.region("statistics", 8 * num_elements)
+        region = Region.of(memory.window, memory.offset, num_elements, np.float64)
         self.own = region.array
         self._all_reduce = collectives.all_reduce("statistics", region)
 
@@ -71,7 +73,7 @@ class ShownStatistics:
         is_well = np.all(finite | ~finite.any(axis=0), axis=1)
         chosen = values[is_well] if is_well.any() else values
         with np.errstate(invalid="ignore"):
-            return np.asarray(np.add.reduce(chosen, axis=0) / np.float32(len(chosen)))
+            return np.asarray(np.add.reduce(chosen, axis=0, dtype=np.float64) / len(chosen), np.float32)
 
     def _row(self, rank: int) -> Array:
         shown = np.empty_like(self._region.array)

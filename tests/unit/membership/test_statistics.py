@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from samovar.box.mapped import MappedCenter, create_center
+from samovar.collectives.engine import PlannedCollectives
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.membership import statistics
-from samovar.membership.statistics import NUM_MARKS, ShownStatistics
+from samovar.membership.statistics import NUM_MARKS, ShownStatistics, SummedStatistics
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
+from tests.threads import on_threads
 
 LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,), is_learned=False)])
 
@@ -158,3 +160,28 @@ def test_a_mask_of_infinities_stays_and_does_not_hide_the_statistics_next_to_it(
         with first.in_place():
             assert own.tolist() == [mask, 2.5, 3.0]
     memory.close()
+
+
+@pytest.mark.parametrize("world_size", [3, 5, 6, 7])
+def test_a_mean_of_equal_values_is_the_value(world_size: int) -> None:
+    """In float32 it is not: three times the value is rounded."""
+    size = 1000
+    values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+
+    assert (values != (values + values + values) / np.float32(3)).any()
+    values[:2] = np.finfo(np.float32).min, np.finfo(np.float32).tiny
+
+    def summed(transport: ShmTransport) -> np.ndarray:
+        found = SummedStatistics(PlannedCollectives(transport, lambda _: "ring"), size, lambda: Deadline.after(60))
+        found.own[:] = values
+        return found.mean().astype(np.float32)
+
+    def shown(transport: ShmTransport) -> np.ndarray:
+        region = Region.of(transport.open_window("s", 4 * (size + NUM_MARKS), 1), 0, size + NUM_MARKS, np.float32)
+        found = ShownStatistics(region, range(world_size))
+        found.own[:] = values
+        found.show()
+        return found.mean()
+
+    for mean in (*on_threads(world_size, summed), *on_threads(world_size, shown)):
+        assert mean.tobytes() == values.tobytes()

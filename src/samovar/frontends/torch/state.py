@@ -119,7 +119,7 @@ _ROUNDING, _HUGE = 2.0**-20, 2.0**100
 
 
 class BufferMean:
-    """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back.
+    """Copies buffers into `array` (at least their number of floats), and their sum's mean back.
 
     A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So
     does a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
