@@ -107,7 +107,7 @@ class SyncEasgd(LocalSteps):
         self._is_under_way = False
 
     @classmethod
-    def of(cls, place: Place) -> "SyncEasgd | BroadcastEasgd":
+    def of(cls, place: Place) -> "SyncEasgd":
         """`SyncEasgd`, or `BroadcastEasgd` by its variant."""
         return BroadcastEasgd(place) if place.chosen.variant == "broadcast" else cls(place)
 
@@ -234,17 +234,12 @@ class SyncEasgd(LocalSteps):
         self._residual[:] = left_out if fits else 0.0
 
 
-class BroadcastEasgd(LocalSteps):
-    """`SyncEasgd` in two collectives. Every `sync_period_steps` steps:
+class BroadcastEasgd(SyncEasgd):
+    """`SyncEasgd` in two collectives: every `sync_period_steps` steps rank 0 sends c to all, before the sum of all d_i.
 
-        c from rank 0 to all;  s = sum_i x_i
-        x_i = x_i - alpha (x_i - c)
-        c   = c + alpha (s - P c)
+    The same bits, twice the traffic: kept as the baseline that `SyncEasgd` is measured against.
 
-    The same rule, other roundings, twice the traffic: kept as the baseline that `SyncEasgd` is measured against.
-    Evaluated and saved: c.
-
-    Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps a broadcast and an
+    Cost: 2N floats of memory in addition to weights and gradients; every `sync_period_steps` steps a broadcast and an
     all-reduce of N floats each, nothing of it behind the computation.
 
     Source: You, Buluc and Demmel 2017, the first of their three Sync EASGD.
@@ -254,31 +249,9 @@ class BroadcastEasgd(LocalSteps):
         super().__init__(place)
         center = float32_region(place.collectives, "center", len(self._weights))
         self._broadcast = place.collectives.broadcast("center", center)
+        center.array[:] = self._center
         self._center = center.array
-        self._center[:] = self._weights
-        self._differences = np.empty_like(self._center)
-        self._moving_rate = float(place.chosen["moving_rate"])
-        self._further = further(place.chosen.worker_rate, self._moving_rate)
-
-    def _stepped(self) -> None:
-        """Nothing: no exchange outlives its step."""
 
     def _exchange(self) -> None:
-        deadline = self._deadline()
-        self._shared[:] = self._weights
-        self._broadcast.run(deadline)
-        self._all_reduce.run(deadline)
-        near.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
-        if self._further:
-            self._weights -= self._further * self._differences
-        pull = self._shared - np.float32(self._world_size) * self._center
-        self._center += np.float32(self._moving_rate) * pull
-
-    def center(self) -> Array | None:
-        return self._center
-
-    def state_dict(self) -> State:
-        return {"center": self._center.copy()}
-
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        take_center(state, self._center, self._weights)
+        self._broadcast.run(self._deadline())
+        super()._exchange()

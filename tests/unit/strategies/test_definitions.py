@@ -185,6 +185,11 @@ def test_every_overlap_gives_the_same_weights(world_size: int) -> None:
     assert same(behind, after)
 
 
+def test_a_broadcast_of_the_center_changes_no_bit() -> None:
+    broadcast, plain = (on_shm(job(name), 3) for name in ("sync-easgd broadcast", "sync-easgd none"))
+    assert same(broadcast, plain)
+
+
 @pytest.mark.parametrize("first_part", [1, 3, 4, 8])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_resumed_run_goes_on_with_the_same_bits(name: str, first_part: int) -> None:
