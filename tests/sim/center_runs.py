@@ -116,8 +116,8 @@ class LedgerCenter(VirtualCenter):
         self._act()
         return versions
 
-    def write_chunks(self, first_chunk: int, values: Array) -> None:
-        super().write_chunks(first_chunk, values)
+    def write_chunks(self, first_chunk: int, values: Array, deadline: Deadline) -> None:
+        super().write_chunks(first_chunk, values, deadline)
         self.ledger.center = values.copy()
 
     def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
