@@ -33,6 +33,7 @@ from torch_nets import Transformer, resnet20
 from torch_twin import Twin
 
 import samovar
+from samovar import _native
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -200,6 +201,7 @@ def _for_ever(batches: Iterable[Any]) -> Iterator[Any]:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    _native.die_with_parent()
     group = Group(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     torch.set_num_threads(job["threads"])
     torch.backends.cudnn.allow_tf32 = False
