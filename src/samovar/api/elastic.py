@@ -31,6 +31,7 @@ from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
 from samovar.core.host import available_cpus
+from samovar.frontends.torch.neighbours import state_of
 from samovar.frontends.torch.optimizers import Given as GivenOptimizers
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
@@ -171,7 +172,7 @@ class ElasticReplica(Replica):
         self._require_training("state_dict()")
         self._checks.require_finite(self._step, self._figures)
         with self._exchange.evaluated():
-            model = from_arrays(dict(self._model.state_dict()))
+            model = from_arrays(state_of(self._model))
         state = {
             "rank": 0,
             "world_size": 0,  # any

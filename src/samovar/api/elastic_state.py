@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from samovar.core.host import create_empty
+from samovar.frontends.torch.neighbours import state_of
 from samovar.membership.rounds import Given
 
 _BUFFER = "buffer/"
@@ -56,7 +57,7 @@ def unpacked(content: Mapping[str, Any], descriptor: int) -> Given:
 @torch.no_grad()
 def take_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
     """Take the values of buffers, and of parameters that nothing trains. A cache may have another size here."""
-    own, saved = {**dict(model.named_parameters()), **dict(model.named_buffers())}, model.state_dict()
+    own, saved = {**dict(model.named_parameters()), **dict(model.named_buffers())}, state_of(model)
     for name, value in buffers.items():
         if name in saved or (name in own and own[name].shape == value.shape):
             own[name].copy_(value)

@@ -17,7 +17,7 @@ from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, exchange_in_step, require_exchangeable
 from samovar.api.figures import FigureCalls, ReplicaFigures
-from samovar.api.figures_wanted import FiguresWanted
+from samovar.api.figures_wanted import FiguresWanted, warn
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
@@ -28,7 +28,7 @@ from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.neighbours import LoadHook, claim, keep_alone, let_go, release
+from samovar.frontends.torch.neighbours import LoadHook, claim, guard_weights, keep_alone, let_go, release, state_of
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import device_of, digest_of, layout_of, saved_buffers, trained_parameters
 from samovar.strategies.config import StrategyConfig
@@ -264,7 +264,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
             "group_size": self.config.group_size,
             "step": self._step,
             **self._shards.state_dict(),
-            "model": from_arrays(dict(self._model.state_dict())),
+            "model": from_arrays(state_of(self._model)),
             "optimizer": from_arrays(self._optimizers.state_dict()),
             "strategy_state": strategy_state,
             "center": self._exchange.center(),
@@ -357,9 +357,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         keep_alone(model)
         closing.callback(let_go, model)
         has_center = config.needs_center or any(config.traits.setting(name) for name in ("moving_rate", "outer_rate"))
-        modules: Any = model.modules() if has_center else ()
-        for module in (module for module in modules if not isinstance(module, torch.jit.ScriptModule)):
-            closing.callback(module.register_load_state_dict_pre_hook(self._loads).remove)
+        has_own_weights = config.exchanges_weights and (has_center or self.world_size > 1)
+        guard_weights(model, self._loads, closing, has_center=has_center, tell=warn if has_own_weights else None)
         closing.callback(self._figures.close)
         self._figures.begin(self._announcer, model)
 

@@ -12,6 +12,7 @@ from torch import nn
 from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
+from samovar.frontends.torch.neighbours import state_of
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.state import mean_buffers
 from samovar.strategies.config import StrategyConfig
@@ -55,7 +56,7 @@ def require_fitting(state: Mapping[str, Any], model: nn.Module, optimizers: Opti
     """Raises InputError if the state is of another model, or of other optimizers."""
     found, here = (
         {name: tuple(np.shape(value)) for name, value in tensors.items() if not name.endswith("_extra_state")}
-        for tensors in (state["model"], model.state_dict())
+        for tensors in (state["model"], state_of(model))
     )
     for name in here | found:
         if here.get(name) != found.get(name):

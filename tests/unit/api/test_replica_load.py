@@ -111,6 +111,32 @@ def test_weights_that_a_center_would_not_see_are_not_loaded(team: ProcessGroup, 
     assert not model._load_state_dict_pre_hooks
 
 
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "async-sgd", *WITH_CENTER])
+def test_a_workers_own_weights_leave_the_model_with_a_word(
+    team: ProcessGroup, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, and only if others count: the weights of a lone worker of local-sgd are the mean of all."""
+    model: Any = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    replica = replica_of(team, model, sgd(model, momentum=0.0), strategy)
+    replica.backward(model(torch.ones(1, 3)).sum())
+    replica.step()
+    replica.save(tmp_path / "state")
+    replica.load_state_dict(replica.state_dict())
+    with replica.evaluating():
+        model.state_dict()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.state_dict()
+    assert "own weights" not in capsys.readouterr().err
+    model.state_dict()
+    model.state_dict()
+    told = "model.state_dict() outside of evaluating(): these are this worker's own weights"
+    assert capsys.readouterr().err.count(told) == (strategy not in ("sync", "local-sgd"))
+    replica.finish()
+    replica.close()
+    model.state_dict()
+    assert "own weights" not in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup) -> None:
     model: Any = torch.jit.script(nn.Linear(3, 2))

@@ -2,8 +2,8 @@
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class LoadHook:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """A context in which weights may come."""
+        """A context in which weights may come and go."""
         self.is_open = True
         try:
             yield
@@ -53,6 +53,46 @@ class LoadHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, ("", "format")  # takes anything, and is read without Samovar
+
+
+class SaveHook(LoadHook):
+    """Tells once if a worker's own weights leave a model, while others count. Copies of it do nothing."""
+
+    is_quiet = False
+
+    def __init__(self, loads: LoadHook, tell: Callable[[str], None]) -> None:
+        self._loads, self._tell, self._has_told = loads, tell, False
+
+    def __call__(self, *_given: Any) -> None:
+        if not (SaveHook.is_quiet or self._has_told or self._loads.is_open):
+            self._has_told = True
+            self._tell(
+                "model.state_dict() outside of evaluating(): these are this worker's own weights, and not the center "
+                "or mean of all; call it inside `with replica.evaluating():`, or after replica.finish()"
+            )
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """The model's state for Samovar's own use, of which nothing is told."""
+    SaveHook.is_quiet = True
+    try:
+        return dict(model.state_dict())
+    finally:
+        SaveHook.is_quiet = False
+
+
+def guard_weights(
+    model: nn.Module, loads: LoadHook, closing: ExitStack, *, has_center: bool, tell: Callable[[str], None] | None
+) -> None:
+    """Until `closing`, refuse weights that a center would not see, and `tell` of a worker's own that leave."""
+    hooks: list[Any] = []
+    for module in model.modules() if has_center else ():
+        if not isinstance(module, torch.jit.ScriptModule):
+            hooks.append(module.register_load_state_dict_pre_hook(loads))  # type: ignore[no-untyped-call]
+    if tell is not None and not isinstance(model, torch.jit.ScriptModule):
+        hooks.append(model.register_state_dict_pre_hook(SaveHook(loads, tell)))  # type: ignore[no-untyped-call]
+    for hook in hooks:
+        closing.callback(hook.remove)
 
 
 def require_alone(model: nn.Module) -> None:
