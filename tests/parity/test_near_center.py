@@ -24,7 +24,7 @@ from samovar.core.host import create_empty
 from samovar.core.layout import Layout
 from samovar.report.records import RecordWriter
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.async_order import Order
+from samovar.training.ordered_centers import Order
 from samovar.training.async_pace import AsyncPace, AsyncParts, Master, Run
 from samovar.training.context import BoxDescriptors, RankContext
 from samovar.training.loop import Duties, Requests, Schedule, StepMade

@@ -12,7 +12,7 @@ from samovar.membership.members import Headcount
 from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.report.steps import StepDone, StepTimes
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.async_order import Order
+from samovar.training.ordered_centers import Order
 from samovar.training.evaluated import CenterWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade

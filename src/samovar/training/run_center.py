@@ -26,7 +26,7 @@ from samovar.membership.window_place import WindowsCenter
 from samovar.report.records import Notice
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
-from samovar.training.async_order import Order
+from samovar.training.ordered_centers import Order
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, StatisticViews
 from samovar.transports.base import Region

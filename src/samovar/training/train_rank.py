@@ -20,7 +20,7 @@ from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
-from samovar.training.async_order import order_of
+from samovar.training.ordered_centers import order_of
 from samovar.training.async_pace import TEST_PATIENCE, Agree, AsyncPace, AsyncParts, Master, Run
 from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
