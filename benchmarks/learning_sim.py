@@ -48,7 +48,7 @@ from samovar.strategies.defaults import by_recipe as settings_by_recipe
 from samovar.strategies.defaults import resolved
 from samovar.training import build
 from samovar.training.memory import open_memory
-from samovar.training.recipe import by_recipe
+from samovar.training.opening import by_recipe
 from samovar.training.step import Parts, Worker
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 

@@ -3,9 +3,10 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.host import available_bytes
@@ -15,12 +16,13 @@ from samovar.data.reader import BatchReader
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, changes, load_solver, with_large_batch
 from samovar.report.wording import counted
+from samovar.solver.policy import PLAIN_TYPES
+from samovar.strategies.defaults import recipe_changes
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.memory import Slices, portions
-from samovar.training.recipe import by_recipe, larger_steps
 
 _MOST_OF_MEMORY = 0.9
 _TELL_EVERY_S = 10.0
@@ -107,12 +109,32 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     definition = load_source(caffe.net, config.level, config.stages)
     seed = build.run_seed(config, caffe)
     with build.open_reader(definition, "TRAIN", config, seed) as reader:
-        changed, changes = by_recipe(config, caffe, reader.batch_size)
-        if sentence := larger_steps(config, caffe, reader.batch_size, changes):
-            context.inform(sentence)
+        changed, told = by_recipe(config, caffe, reader.batch_size)
+        if config.large_batch is not None:
+            usual = reader.batch_size * caffe.iter_size
+            larger = f"{config.large_batch.batch_size:,} samples a step instead of {usual:,}"
+            context.inform(f"{larger}, the same epochs: {', '.join(told)}")
         net = build.net_for(definition, reader, seed, config)
         learns = any(info.parameter.requires_grad for info in net.parameter_infos)
         if missing := "" if learns and net.loss_weights else "parameter to learn" if net.loss_weights else "loss":
             raise InputError(f"{net.path}: has no {missing} in phase TRAIN; add one, or look at its lr_mult and phases")
         net.device = context.device
-        yield Opened(changed, changes, definition, reader, net, context)
+        yield Opened(changed, told, definition, reader, net, context)
+
+
+def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[CaffeSolver, tuple[str, ...]]:
+    """The solver for `config.workers` workers that share or enlarge the net's batch of `batch_size`, and all changes.
+
+    They are those of --large-batch, or of the strategy's recipe, with the settings of the strategy; none without one.
+    """
+    if config.large_batch is not None:
+        return with_large_batch(caffe, batch_size, config.large_batch)
+    recipe = config.used_recipe
+    if recipe is None or config.workers == 1:
+        return caffe, ()
+    is_adaptive = caffe.type not in PLAIN_TYPES
+    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=is_adaptive)
+    changed = replace(caffe, base_lr=caffe.base_lr * factor)
+    batch = f"a worker's batch {batch_size:,} -> {batch_size / config.workers:,.4g}"
+    settings = map(str, recipe_changes(config.strategy, config.workers, is_adaptive=is_adaptive))
+    return changed, (batch, *settings, *changes(caffe, changed))

@@ -28,7 +28,6 @@ from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
 from samovar.training.observer import RunObserver, advice_for
 from samovar.training.opening import Opened
-from samovar.training.recipe import recipe_sentence
 from samovar.training.snapshots import make_saver
 from samovar.training.train_tests import TestPart
 
@@ -75,12 +74,19 @@ def announce(
 
 
 def _decided(opened: Opened) -> Iterator[str]:
-    """Sentences on the settings of the strategy and of its recipe."""
-    config = opened.context.config
+    """Sentences on the settings of the strategy and of its recipe; where batches add up unasked, on the step's rate."""
+    config, caffe = opened.context.config, opened.caffe
+    own, workers = opened.reader.batch_size * caffe.iter_size, config.workers
     if config.strategy.exchanges_weights or config.strategy.codec is not None:
         yield described(config.strategy)
-    if sentence := recipe_sentence(config, opened.caffe, opened.reader.batch_size, opened.changes):
-        yield sentence
+    if config.used_recipe is not None and opened.changes:
+        changed = ", ".join(opened.changes)
+        yield f"recipe of {config.strategy.name}, for one worker's accuracy from the same samples: {changed}"
+    elif workers > 1 and config.leaves_batch and not config.by_caffe and config.strategy.traits.recipe is not None:
+        yield (
+            f"{workers} workers x batch {own:,} make a step of {workers * own:,} samples at rate {caffe.base_lr:g}, as "
+            f"in Caffe; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
+        )
 
 
 def _warnings(opened: Opened, learner: build.Learner, schedule: Schedule) -> Iterator[str]:
