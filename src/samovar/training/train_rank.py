@@ -36,7 +36,7 @@ from samovar.training.same_data import require_same_data
 from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
 from samovar.training.tracing import tracing_of
-from samovar.training.train_tests import evaluate_function, forward_function, test_parts
+from samovar.training.testing import evaluate_function, forward_function, test_parts
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 

@@ -29,7 +29,7 @@ from samovar.training.loop import Observer, Outcome, Schedule
 from samovar.training.observer import RunObserver, advice_for
 from samovar.training.opening import Opened
 from samovar.training.snapshots import make_saver
-from samovar.training.train_tests import TestPart
+from samovar.training.testing import TestPart
 
 _Observer = TypeVar("_Observer", bound=RunObserver)
 
