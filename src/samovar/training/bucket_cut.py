@@ -1,7 +1,12 @@
-"""The cut of a net into buckets: as --bucket says, or for `auto` by a prediction from machine and net."""
+"""The cut of a net into buckets: as --bucket says, or for `auto` by a prediction from machine and net.
 
-from collections.abc import Sequence
+Matrices whose gradients may travel as factors are buckets of their own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+from torch import nn
 
 from samovar.collectives.cost import (
     ELEMENT_BYTES,
@@ -10,19 +15,29 @@ from samovar.collectives.cost import (
     predicted_s,
     require_messages,
 )
+from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.config import RunConfig
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
 from samovar.core.layout import Bucket, Layout
+from samovar.core.machine import NOMINAL
 from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.torch.factors import factoring_of, matrices, scaled_product
+from samovar.model.model import layout_of
 from samovar.report.wording import counted
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.traits import AUTO
+from samovar.strategies.factors import BYTE_S, LEAST_BYTES, TCP_BYTE_S, Factoring
+from samovar.strategies.traits import ALWAYS, AUTO, NONE
+from samovar.strategies.trial import TrialCallback
+from samovar.training.memory import RankMemory
 
 # A core's rate on a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
 MULTIPLY_ADDS_PER_S = 50e9
 _REDUCE_AND_BROADCAST = "tree"
+_LARGE_BYTES = 1 << 20
 
 
 def cut_buckets(
@@ -115,3 +130,35 @@ def _batch_share(config: RunConfig, net: CaffeNet, iter_size: int) -> float:
         built_for = next((shapes[0][0] for step in net.steps if (shapes := step.layer.top_shapes) and shapes[0]), 1)
         return config.large_batch.batch_size / (iter_size * config.workers * built_for)
     return 1 / config.workers if config.shares_batch else 1.0
+
+
+def layout_with_factors(parameters: Mapping[str, nn.Parameter], sharing: StrategyConfig) -> tuple[Layout, int]:
+    """The layout of parameters, and how many learned matrices, which come first, may travel as factors.
+
+    Raises InputError if there are none, but they were asked for.
+    """
+    learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    least_bytes = 0 if sharing.factors == ALWAYS else LEAST_BYTES
+    apart = matrices(learned, least_bytes) if sharing.takes_factors else ()
+    if sharing.factors == ALWAYS and not apart:
+        raise InputError(f"--factors {ALWAYS}: the net learns no matrix; choose {AUTO} or {NONE}")
+    in_order = sorted(parameters.items(), key=lambda named: named[0] in apart)  # the layout reverses it
+    return layout_of(dict(in_order)), len(apart)
+
+
+def factoring_in(
+    config: RunConfig,
+    sharing: StrategyConfig,
+    collectives: PlannedCollectives,
+    buckets: Sequence[Bucket],
+    memory: RankMemory,
+    deadline: Callable[[], Deadline],
+    callback: TrialCallback | None,
+) -> Factoring:
+    """The choice of factors for these buckets, which have a matrix each. It follows --calibration if there is one."""
+    link = None if config.calibration == NOMINAL else config.calibration.transports.get("tcp")
+    byte_s = BYTE_S if link is None else TCP_BYTE_S + 1.0 / link.bandwidth_at(_LARGE_BYTES)
+    factoring = factoring_of(collectives, sharing, deadline, (callback or TrialCallback()).tell, byte_s)
+    for bucket in buckets:
+        factoring.add(bucket, memory.gradients, scaled_product, 1.0)
+    return factoring

@@ -36,9 +36,8 @@ from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import Factoring
 from samovar.strategies.trial import TrialCallback
-from samovar.training.bucket_cut import cut_buckets, cut_notices
+from samovar.training.bucket_cut import cut_buckets, cut_notices, factoring_in, layout_with_factors
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
-from samovar.training.factors import factoring_in, layout_with_factors
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
     RankMemory,
