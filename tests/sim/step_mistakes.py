@@ -12,8 +12,7 @@ from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.owned import OwnedSync, spread_owners
-from samovar.strategies.parts import SyncInParts
+from samovar.strategies.owned import OwnedSync, SyncInParts, spread_owners
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.transports.base import Region
 from samovar.transports.sim.races import Race

@@ -17,8 +17,7 @@ from samovar.strategies.base import Buffers, Place, Reduced, Strategy, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import FactoredOrEncoded, Factoring
 from samovar.strategies.local_sgd import residual_notes, residuals_fit
-from samovar.strategies.owned import OwnedSync, spread_owners
-from samovar.strategies.parts import SyncInParts
+from samovar.strategies.owned import OwnedSync, SyncInParts, spread_owners
 from samovar.strategies.recipe import UNCHANGED, Recipe
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, FACTORS, OVERLAP
 from samovar.strategies.traits import NONE, Chosen, Setting

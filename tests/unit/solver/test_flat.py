@@ -15,7 +15,7 @@ from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.near import NearArray
 from samovar.solver.flat import Multipliers, Solver, history_key
 from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
-from samovar.strategies.parts import own_part
+from samovar.strategies.owned import own_part
 from tests.unit.solver.expected import Arrays, Expected
 
 SHAPES = {"conv": (4, 3, 5, 5), "conv bias": (4,), "fc": (10, 33), "fc bias": (10,), "frozen": (7,)}
