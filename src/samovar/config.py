@@ -15,8 +15,7 @@ from samovar.core.trace import TraceWindow
 from samovar.launch.identity import LIBRARIES
 from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES
-from samovar.strategies.config import StrategyConfig
-from samovar.strategies.own import declared_as
+from samovar.strategies.config import StrategyConfig, declared_as
 from samovar.strategies.recipe import Recipe
 from samovar.strategies.traits import AUTO, KINDS, NONE
 

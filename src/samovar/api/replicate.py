@@ -29,9 +29,8 @@ from samovar.report.sinks.choice import Place
 from samovar.strategies import defaults
 from samovar.strategies.base import Strategy
 from samovar.strategies.catalog import by_name
-from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
+from samovar.strategies.config import StrategyConfig, declared_as, in_python, name_of, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
-from samovar.strategies.own import declared_as, name_of
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE
 

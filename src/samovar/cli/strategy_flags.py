@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Annotated
 
 from samovar.cli.flags import SHARING
-from samovar.strategies.own import declared_as
+from samovar.strategies.config import declared_as
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import KINDS, Setting, Value, declared_settings
 

@@ -33,9 +33,8 @@ from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
-from samovar.strategies.config import in_python
+from samovar.strategies.config import declared_as, in_python
 from samovar.strategies.ours import Settings
-from samovar.strategies.own import declared_as
 from samovar.strategies.traits import AUTO
 
 

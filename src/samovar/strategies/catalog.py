@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from samovar.core.errors import InputError, nearest
-from samovar.strategies.config import StrategyConfig, parse_bucket
+from samovar.strategies.config import StrategyConfig, declared_as, parse_bucket
 from samovar.strategies.ours import OURS
-from samovar.strategies.own import declared_as
 from samovar.strategies.settings import COMPRESS
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings

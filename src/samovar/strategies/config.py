@@ -8,9 +8,9 @@ from typing import Any
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError, require_choice
+from samovar.core.own_code import object_at
 from samovar.core.units import is_count
-from samovar.strategies.own import declared_as
-from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings
+from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings, place_of
 
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 
@@ -155,6 +155,27 @@ class StrategyConfig:
 
 
 _FIELDS = {field.name for field in dataclasses.fields(StrategyConfig)}
+
+
+def declared_as(source: str) -> tuple[str, str]:
+    """`MODULE:NAME` or `FILE.py:NAME` as every process finds it, in any working folder, and the strategy's name there.
+
+    Imports the module, which runs its code. Raises InputError if there is no such strategy.
+    """
+    place, kind = object_at(source, "--strategy")
+    return place, name_of(kind, source)
+
+
+def name_of(kind: object, source: str = "") -> str:
+    """The name that this class declares. Raises InputError if it is not a strategy."""
+    traits = vars(kind).get("traits") if isinstance(kind, type) else None
+    known = KINDS.get(traits.name) if isinstance(traits, Traits) else None
+    if not isinstance(kind, type) or known is None or place_of(known) != place_of(kind):
+        raise InputError(
+            f"--strategy {source or kind}: is not a strategy; decorate a class of samovar.strategies by "
+            '@samovar.strategy("its-name")'
+        )
+    return known.traits.name
 
 
 def in_python(sentence: str) -> str:

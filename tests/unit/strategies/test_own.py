@@ -12,10 +12,9 @@ import samovar
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Strategy, kind_of
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import StrategyConfig, declared_as
 from samovar.strategies.defaults import described, resolved
 from samovar.strategies.local_sgd import LocalSgd
-from samovar.strategies.own import declared_as
 from samovar.strategies.slowmo import SlowMo
 from samovar.strategies.sync import Sync
 from samovar.strategies.traits import KINDS
