@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from samovar.api.agreement import require_agreement, with_momentum
 from samovar.api.buffer_mean import ReplicaBuffers
-from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
+from samovar.api.checks import CallOrder, WeightChecks, name_unclaimed, require_agreement, with_momentum
 from samovar.api.exchanges import Exchange, exchange_in_step, require_exchangeable
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted, warn
@@ -24,7 +23,6 @@ from samovar.api.saving import Checkpoints
 from samovar.api.shards import PLACE_FIELDS, OnDemandShard, Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
 from samovar.api.uneven_inputs import Call, Event
-from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
