@@ -159,8 +159,7 @@ class WeightChecks:
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center and processes.group.world_size > 1
         self._compare_steps = compare_steps
-        is_elastic = config.traits.setting("moving_rate") is not None
-        self._first_exchange = (config.sync_period_steps or 0) if is_elastic else 0
+        self._first_exchange = (config.sync_period_steps or 0) if config.traits.is_elastic else 0
         self._late_look = LateLook()  # on a device
 
     def stepped(self, step: int, figures: ReplicaFigures) -> None:

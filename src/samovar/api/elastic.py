@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from samovar.api.checkpoint_tree import part_of
-from samovar.api.elastic_exchange import ElasticExchange
-from samovar.api.elastic_group import ElasticGroups
+from samovar.api.elastic_exchange import ElasticExchange, ElasticGroups
 from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
 from samovar.api.figures_wanted import FiguresWanted, say
