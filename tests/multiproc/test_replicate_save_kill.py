@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from samovar.api.checkpoint_tree import block_of
+from samovar.api.state import block_of
 from samovar.checkpoint.one_file import CheckpointFile
 
 PROGRAM = Path(__file__).with_name("replicate_save_program.py")

@@ -12,7 +12,7 @@ import torch.distributed
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samovar.api.checkpoint_tree import block_of, put_together, taken_apart
+from samovar.api.state import block_of, put_together, taken_apart
 from samovar.api.replica import Replica
 from samovar.checkpoint.one_file import keys_of, known_of
 from samovar.core.errors import InputError, SamovarError

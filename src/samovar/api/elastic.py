@@ -14,9 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from samovar.api.checkpoint_tree import part_of
 from samovar.api.elastic_exchange import ElasticExchange, ElasticGroups
-from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
 from samovar.api.figures_wanted import FiguresWanted, say
 from samovar.api.heartbeats import beating
@@ -24,7 +22,17 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.saving import read_part
 from samovar.api.shards import Shard
-from samovar.api.state import checked, from_arrays, num_tensors, require_fitting, to_arrays
+from samovar.api.state import (
+    checked,
+    from_arrays,
+    num_tensors,
+    packed,
+    part_of,
+    require_fitting,
+    take_buffers,
+    to_arrays,
+    unpacked,
+)
 from samovar.checkpoint.one_file import Save
 from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from samovar.api.checkpoint_tree import block_of, part_of, put_together
 from samovar.api.exchanges import Exchange
 from samovar.api.figures_wanted import say
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.reductions import RankCalls
-from samovar.api.state import from_arrays
+from samovar.api.state import block_of, from_arrays, part_of, put_together
 from samovar.api.uneven_inputs import Event
 from samovar.checkpoint.one_file import CheckpointFile, Part, Save
 from samovar.collectives.engine import digest_number

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import torch
 
-from samovar.api.elastic_state import packed, take_buffers, unpacked
+from samovar.api.state import packed, take_buffers, unpacked
 
 
 def test_buffers_that_share_a_tensor_come_to_a_new_worker() -> None:
