@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from samovar.api.elastic_exchange import ElasticExchange, ElasticGroups
 from samovar.api.exchanges import Exchange
@@ -41,7 +41,7 @@ from samovar.core.host import available_cpus
 from samovar.frontends.torch.neighbours import state_of
 from samovar.frontends.torch.optimizers import Given as GivenOptimizers
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
+from samovar.frontends.torch.order import Cuts, ElasticOrder
 from samovar.frontends.torch.parameters import description, digest_of, layout_of, trained_parameters
 from samovar.launch.identity import ElasticJob
 from samovar.membership.quorum_messages import Division, Go, Hello, Last
@@ -267,6 +267,8 @@ class ElasticReplica(Replica):
 class ElasticShard(Shard):
     """See `ElasticReplica.shard`. `division()` is that of the present round."""
 
+    _order_type = ElasticOrder
+
     def __init__(self, loader: DataLoader[Any], *made: Any, division: Callable[[], Division]) -> None:
         super().__init__(loader, *made)
         self._division = division
@@ -285,17 +287,6 @@ class ElasticShard(Shard):
     def __len__(self) -> int:
         self._regroup(self._division())
         return len(self._loader)
-
-    def _divided(
-        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
-    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
-        assert not divides_batch, "an elastic job has no recipe"
-        if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            raise InputError(
-                "shard: a stream cannot be divided again when workers come and go; give a data set with a length, or "
-                "divide the stream yourself by replica.rank and replica.world_size"
-            )
-        return divided_loader(loader, group, self.seed, must_repeat=True, order_type=ElasticOrder)
 
     def _part_done(self) -> float:
         num_taken = sum(number * world_size for number, world_size in self._given)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.core.errors import InputError, SamovarError, require_whole
 from samovar.core.group import Group
-from samovar.frontends.torch.order import EpochOrder, OnDemandOrder, StreamOrder, divided_loader, start_of
+from samovar.frontends.torch.order import EpochOrder, OnDemandOrder, divided_loader, start_of
 from samovar.strategies.config import StrategyConfig
 
 PLACE_FIELDS = ("epochs", "batches", "marks")  # of a state
@@ -30,6 +30,8 @@ class Shard:
     and `number` counts the shards of a script.
     """
 
+    _order_type: ClassVar[type[EpochOrder]] = EpochOrder
+
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -42,7 +44,11 @@ class Shard:
     ) -> None:
         self.source, self.seed, self.number = loader, seed, 0
         self._step_group = step_group
-        self._loader, self._order = self._divided(loader, group, divides_batch=divides_batch)
+        at_center = step_group.group.world_size < group.world_size  # ranks meet no others at the start
+        must_repeat = at_center or self._order_type is not EpochOrder
+        self._loader, self._order = divided_loader(
+            loader, group, seed, divides_batch=divides_batch, must_repeat=must_repeat, order_type=self._order_type
+        )
         self._announcer = announcer
         self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
         self.epoch, self._figures = 0, figures
@@ -78,12 +84,6 @@ class Shard:
     def _part_done(self) -> float:
         return float(self._given / len(self))
 
-    def _divided(
-        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
-    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
-        at_center = self._step_group.group.world_size < group.world_size  # ranks meet no others at the start
-        return divided_loader(loader, group, self.seed, divides_batch=divides_batch, must_repeat=at_center)
-
     def _require_same(self, fingerprint: float, is_begun: bool) -> None:
         """Keep the mark of an epoch. Raises InputError if it has begun with another one."""
         mark = fingerprint + self._batch_size  # a stream has no fingerprint
@@ -112,6 +112,8 @@ class OnDemandShard(Shard):
     All ranks of the `team` count the batches of an epoch together. Raises InputError if they step together.
     """
 
+    _order_type = OnDemandOrder
+
     def __init__(self, team: ProcessGroup, config: StrategyConfig, loader: DataLoader[Any], *made: Any) -> None:
         if not config.is_async:
             raise InputError(
@@ -120,15 +122,6 @@ class OnDemandShard(Shard):
             )
         super().__init__(loader, *made)
         self._team, self._num_loops = team, 0
-
-    def _divided(
-        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
-    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
-        if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            raise InputError("shard: on_demand needs a data set with a length, and got a stream; leave it out")
-        return divided_loader(
-            loader, group, self.seed, divides_batch=divides_batch, must_repeat=True, order_type=OnDemandOrder
-        )
 
     def _require_same(self, fingerprint: float, is_begun: bool) -> None:
         super()._require_same(fingerprint, is_begun)

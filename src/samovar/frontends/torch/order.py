@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from math import ceil
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -152,6 +152,8 @@ class EpochOrder:
     processes their seeds, which differ between ranks.
     """
 
+    no_stream: ClassVar[str] = ""  # why a stream cannot have such an order
+
     def __init__(
         self, loader: DataLoader[Any], group: Group, seed: int, generator: torch.Generator, batch_size: int | None
     ) -> None:
@@ -230,6 +232,8 @@ class EpochOrder:
 class OnDemandOrder(EpochOrder):
     """The order of an epoch whose batches go to the ranks that ask for them. `take()` gives the next one's number."""
 
+    no_stream = "shard: on_demand needs a data set with a length, and got a stream; leave it out"
+
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self._sharers = Group(0, 1)  # the batches are those of all ranks
@@ -260,6 +264,11 @@ class ElasticOrder(EpochOrder):
     They divide the epoch's samples without those that any rank took, also one that died with them. All ranks take the
     same number of batches, so fewer samples than ranks may be left over at the end.
     """
+
+    no_stream = (
+        "shard: a stream cannot be divided again when workers come and go; give a data set with a length, or divide "
+        "the stream yourself by replica.rank and replica.world_size"
+    )
 
     def start_after(self, epoch: int, cuts: Cuts) -> float:
         """Divide what is left of the epoch after these parts, as `start`. InputError if a sampler repeats no order."""
@@ -316,6 +325,8 @@ def divided_loader(
     generator = loader.generator if isinstance(loader.generator, torch.Generator) else torch.Generator()
     kept["generator"] = generator
     if isinstance(loader.dataset, IterableDataset):
+        if order_type.no_stream:
+            raise InputError(order_type.no_stream)
         stream = Interleaved(loader.dataset, group)
         return DataLoader(stream, batch_size=size, drop_last=loader.drop_last, **kept), StreamOrder(seed, generator)
     order = order_type(loader, group, seed, generator, size)
