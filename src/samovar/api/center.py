@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from samovar.api.figures import ReplicaFigures
+from samovar.api.figures_wanted import say
 from samovar.api.process_group import ProcessGroup
 from samovar.box.board import MAX_MEMBERS, MemberProgress, Row
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, parse_endpoints
 from samovar.box.joining import Endpoint
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import DeadlineExceeded, InputError, ReplicasDiffer, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, ReplicasDiffer, SamovarError
 from samovar.core.layout import Layout
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.membership.job_center import Home, JobCenter
 from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_lagging
 from samovar.membership.ranks import JobRanks, KeptRanks
@@ -66,13 +68,15 @@ class _Patience:
 
 
 class SharedCenter:
-    """One rank's part in the center of one replica: its session, its reports, and the other members.
+    """One rank's part in the center of one replica: its session, its duties besides its steps, and the other members.
 
     All ranks of the job make it together and call `filled`. Only these two and `finish` wait for them.
 
     Nothing that it holds refers to it: the memory of the center goes back with the last reference, without a collection
-    of cycles. `deadline` gives the deadline of a wait of the strategy.
+    of cycles. `deadline` gives the deadline of a wait of the `strategy`, which is set when it is made, on its seat.
     """
+
+    strategy: CenterSteps
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class SharedCenter:
         self._session.filled()
         self._ranks.show()
 
-    def meet(self, strategy: CenterSteps, what: str, step: int, run: float) -> None:
+    def meet(self, what: str, step: int, run: float) -> None:
         """Wait until all ranks of the job are at the call `what`, each at its own `step`, for a state of this `run`.
 
         The board shows which ranks have come, so no exchange begins that some will not join. Raises SamovarError if
@@ -120,7 +124,7 @@ class SharedCenter:
         """
         before = {rank: row.progress.steps for rank, row in self._rows().items()}
         self._num_meetings += 1
-        self._post(strategy, step)
+        self._post(step)
         have_come = partial(self._have_all_come, what, step, before)
         if not polled(have_come, self.deadline(), _MEET_S):
             raise DeadlineExceeded(
@@ -153,38 +157,56 @@ class SharedCenter:
             )
         return not waits
 
-    def look(self, strategy: CenterSteps, step: int) -> str:
-        """Report this rank's progress from time to time. Gives a notice if the number of members changed, or ""."""
-        if not self._members.is_due:
-            return ""
-        self._post(strategy, step)
-        return self._headcount.follow(strategy) if self._follows else ""
+    def look(self, step: int, optimizers: Optimizers) -> None:
+        """After a step: report this rank's progress from time to time, follow the number of members, tell notices.
 
-    def finish(self, strategy: CenterSteps, step: int) -> list[int]:
-        """Wait until every rank of the job has called this or is gone. Gives those that are gone.
+        Raises NotFinite if the center refused too many updates in a row.
+        """
+        if self.strategy.has_started_anew():
+            optimizers.begin_again()
+        if self._members.is_due:
+            self._post(step)
+            if self._follows and (notice := self._headcount.follow(self.strategy)) and self._ranks.rank == 0:
+                self._say(notice)
+        for notice in self.strategy.take_notices():
+            self._say(notice)
+        if self.strategy.is_lost:
+            raise NotFinite(
+                f"{self._name}: step {step}: the center refused {self.strategy.num_refused} updates that were not "
+                "finite, the last of them in a row; lower the learning rate, or look at this rank's data"
+            )
+
+    def finish(self, step: int) -> None:
+        """Wait until every rank of the job has called this or is gone.
 
         Raises DeadlineExceeded if none of the others takes a step for as long as a wait may last.
         """
-        self._post(strategy, step, is_finished=True)
+        self.drain()
+        self._post(step, is_finished=True)
         if lagging := still_lagging(self._lagging, self.deadline):
             raise DeadlineExceeded(
                 f"{self._name}: rank(s) {', '.join(map(str, lagging))} neither take steps nor call finish(); are they "
                 "stopped, or did their loops end without it? See their logs"
             )
-        return [rank for rank, row in self._rows().items() if not row.progress.finished]
+        gone = [rank for rank, row in self._rows().items() if not row.progress.finished]
+        if gone and self._ranks.rank == 0:
+            self._say(f"rank(s) {', '.join(map(str, gone))} ended before; their updates stay in the center")
 
-    def leave(self, strategy: CenterSteps) -> None:
-        """Bring updates under way to the center, and give the seat back. Waits for no other rank.
+    def leave(self) -> None:
+        """At the end of the replica or the process: bring updates under way to the center, and give the seat back.
 
-        A forked process does neither: the seat is its parent's.
+        Waits for no other rank. A forked process does neither: the seat is its parent's.
         """
         if self._member_process != os.getpid():
             return
         self.deadline.is_leaving = True
         try:
-            self.drain(strategy)
-        finally:
-            self.close()
+            try:
+                self.drain()
+            finally:
+                self.close()
+        except SamovarError as error:
+            self._say(f"the last update did not come to the center: {error}")
 
     def close(self) -> None:
         """Give the seat back, once."""
@@ -192,10 +214,10 @@ class SharedCenter:
             self._member_process = 0
             self._session.close()
 
-    def drain(self, strategy: CenterSteps) -> None:
+    def drain(self) -> None:
         """Bring updates under way to the center. If ranks take turns, none are, and this does nothing."""
         if self._follows:
-            strategy.drain()
+            self.strategy.drain()
 
     def _open(
         self, processes: ProcessGroup, config: StrategyConfig, layout: Layout, choice: BoxChoice | None
@@ -248,8 +270,8 @@ class SharedCenter:
                     f"{getattr(wanted, what)}; {advice}"
                 )
 
-    def _post(self, strategy: CenterSteps, step: int, *, is_finished: bool = False) -> None:
-        staleness = strategy.staleness
+    def _post(self, step: int, *, is_finished: bool = False) -> None:
+        staleness = self.strategy.staleness
         progress = MemberProgress(
             steps=step,
             samples=self._figures.num_samples,
@@ -257,13 +279,16 @@ class SharedCenter:
             loss=self._figures.loss,
             staleness_mean=staleness.mean,
             staleness_max=staleness.largest,
-            updates=strategy.num_updates,
+            updates=self.strategy.num_updates,
             lock_wait_s=self._session.seat.center.lock_wait_s,
             finished=is_finished,
             num_meetings=self._num_meetings,
         )
         self._members.post(progress)
         self._figures.see_workers(step, self._rows, is_finished=is_finished)
+
+    def _say(self, sentence: str) -> None:
+        say(f"{self._name}: {sentence}")
 
     def _rows(self) -> dict[int, Row]:
         """The rows of the job's ranks, except those that another member has taken."""

@@ -9,11 +9,10 @@ from torch import nn
 
 from samovar.api.center import SharedCenter
 from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
-from samovar.api.figures_wanted import say
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import PlannedCollectives, float32_region
-from samovar.core.errors import InputError, NotFinite, SamovarError
+from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import first_not_finite, layout_of
@@ -44,10 +43,10 @@ class CenterExchange(WeightExchange):
         _require_float32(parameters, config)
         seat = shared.strategy_seat()
         super().__init__(parameters, step_group.collectives, config, announcer, closing, shared.deadline, seat)
-        self._strategy = _at_center(self._strategy)
-        self._optimizers = optimizers
-        self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._strategy)
-        closing.callback(weakref.finalize(self, self._duties.leave))  # which the interpreter's exit calls too
+        assert isinstance(self._strategy, CenterSteps), self._strategy
+        shared.strategy = self._strategy
+        self._optimizers, self._shared = optimizers, shared
+        closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
         shared.filled()
         with torch.no_grad():
             if shared.joins:
@@ -58,25 +57,25 @@ class CenterExchange(WeightExchange):
 
     def step(self, step: int, apply: Apply) -> None:
         super().step(step, apply)
-        self._duties.look(step + 1, self._optimizers)
+        self._shared.look(step + 1, self._optimizers)
 
     def even_out(self, step: int, highest: int) -> None:
         super().even_out(step, highest)
         with self._weights.in_buffer():
-            self._duties.drain()
+            self._shared.drain()
 
     def finish(self, step: int) -> None:
         with self._weights.in_buffer():
-            self._duties.finish(step)
+            self._shared.finish(step)
 
     def meet(self, what: str, step: int, run: float) -> None:
         with self._weights.in_buffer():
-            self._duties.drain()  # a center that others read then lacks no update
-        self._duties.meet(what, step, run)
+            self._shared.drain()  # a center that others read then lacks no update
+        self._shared.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
-        self._duties.filled()
+        self._shared.filled()
         with torch.no_grad():
             self._strategy.begin_step(step)
             self._weights.scatter()
@@ -112,8 +111,9 @@ class HybridExchange(GradientExchange):
         buffers = Buffers(region, region.part(0, 0))
         seat_there = shared.strategy_seat()
         self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)
-        self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._hybrid)
-        closing.callback(weakref.finalize(self, self._duties.leave))  # which the interpreter's exit calls too
+        shared.strategy = self._hybrid
+        self._shared = shared
+        closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
         shared.filled()
         if shared.joins:
             self._adopt()
@@ -125,28 +125,28 @@ class HybridExchange(GradientExchange):
         if self._hybrid.is_due(step):
             self._announcer.agree(Event.STEP, step)
             self._exchange(step)
-        self._duties.look(step + 1, self._optimizers)
+        self._shared.look(step + 1, self._optimizers)
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         own_step = super().shadow(step, own_step, event)
         if event is Event.STEP:
-            self._duties.drain()
+            self._shared.drain()
             self._exchange(step)
         return own_step
 
     def even_out(self, step: int, highest: int) -> None:
         super().even_out(step, highest)
-        self._duties.drain()
+        self._shared.drain()
 
     def evaluated(self) -> AbstractContextManager[None]:
         self._weights.require_in_place()
-        self._duties.drain()
+        self._shared.drain()
         center = self._hybrid.center()
         assert center is not None
         return self._weights.replaced(center.copy())
 
     def finish(self, step: int) -> None:
-        self._duties.finish(step)
+        self._shared.finish(step)
 
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._hybrid.center()
@@ -157,15 +157,15 @@ class HybridExchange(GradientExchange):
         return self._hybrid.state_dict() | self._strategy.state_dict()
 
     def meet(self, what: str, step: int, run: float) -> None:
-        self._duties.drain()
-        self._duties.meet(what, step, run)
+        self._shared.drain()
+        self._shared.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
         self._strategy.load_state_dict(state)
         self._hybrid.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
-        self._duties.filled()
+        self._shared.filled()
 
     @torch.no_grad()
     def _exchange(self, step: int) -> None:
@@ -179,53 +179,6 @@ class HybridExchange(GradientExchange):
         """Start all ranks of a group from the center of one moment."""
         self._hybrid.adopt_center()
         self._weights.scatter()
-
-
-class _CenterDuties:
-    """The duties of a worker at a center in addition to its steps."""
-
-    def __init__(self, rank: int, shared: SharedCenter, strategy: CenterSteps) -> None:
-        self._rank, self._shared, self._strategy = rank, shared, strategy
-
-    def filled(self) -> None:
-        self._shared.filled()
-
-    def meet(self, what: str, step: int, run: float) -> None:
-        self._shared.meet(self._strategy, what, step, run)
-
-    def drain(self) -> None:
-        """Bring updates under way to the center, without a wait for other ranks."""
-        self._shared.drain(self._strategy)
-
-    def look(self, step: int, optimizers: Optimizers) -> None:
-        if self._strategy.has_started_anew():
-            optimizers.begin_again()
-        notice = self._shared.look(self._strategy, step)
-        if notice and self._rank == 0:
-            self._say(notice)
-        for notice in self._strategy.take_notices():
-            self._say(notice)
-        if self._strategy.is_lost:
-            raise NotFinite(
-                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that were "
-                "not finite, the last of them in a row; lower the learning rate, or look at this rank's data"
-            )
-
-    def finish(self, step: int) -> None:
-        self.drain()
-        gone = self._shared.finish(self._strategy, step)
-        if gone and self._rank == 0:
-            self._say(f"rank(s) {', '.join(map(str, gone))} ended before; their updates stay in the center")
-
-    def leave(self) -> None:
-        """Leave at the end of the replica or the process. `weakref.finalize` calls this once."""
-        try:
-            self._shared.leave(self._strategy)
-        except SamovarError as error:
-            self._say(f"the last update did not come to the center: {error}")
-
-    def _say(self, sentence: str) -> None:
-        say(f"rank {self._rank}: {sentence}")
 
 
 def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
@@ -244,8 +197,3 @@ def _require_finite_center(parameters: Mapping[str, nn.Parameter], shared: Share
             f"replicate: the center that was to be joined has weights of {name} that are not finite; drop it, or load "
             "a snapshot into it (samovar box load)"
         )
-
-
-def _at_center(strategy: object) -> CenterSteps:
-    assert isinstance(strategy, CenterSteps), strategy
-    return strategy
