@@ -30,7 +30,7 @@ from samovar.frontends.torch.neighbours import LoadHook, claim, guard_weights, k
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import device_of, digest_of, layout_of, saved_buffers, trained_parameters
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import resolved
+from samovar.strategies.defaults import by_recipe, resolved
 from samovar.strategies.recipe import Recipe
 from samovar.strategies.traits import KINDS
 
@@ -62,6 +62,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._optimizers = optimizers = Optimizers(optimizer)
         self._parameters = trained_parameters(model, optimizers)
         self.num_workers = processes.group.world_size
+        if recipe is not None:
+            config = by_recipe(config, self.num_workers, is_adaptive=optimizers.are_adaptive)
         shares = with_momentum(config, optimizers, self.num_workers)
         self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from numbers import Real
 from pathlib import Path
@@ -22,7 +22,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
 from samovar.core.errors import InputError, SamovarError, require_choice, require_whole
 from samovar.core.host import keep_freed_memory
-from samovar.frontends.torch.optimizers import Given, Optimizers
+from samovar.frontends.torch.optimizers import Given
 from samovar.launch.identity import ElasticJob, Identity, elastic_job
 from samovar.launch.limits import allocator_is_chosen
 from samovar.report.sinks.choice import Place
@@ -31,6 +31,7 @@ from samovar.strategies.base import Strategy
 from samovar.strategies.catalog import by_name
 from samovar.strategies.config import StrategyConfig, declared_as, in_python, name_of, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
+from samovar.strategies.recipe import Recipe
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE
 
@@ -182,8 +183,8 @@ def replicate(
         return _process.elastic(model, optimizer, config, _of_worker(wanted, choice, transport, recipe), timeout_s, job)
     joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-    make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
-    return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined, optimizer), joined)
+    made = (team, config, timeout_s, choice, compare_weights_steps, wanted)
+    return _described(Replica(model, optimizer, *made, recipe=_used(recipe, config, joined)), joined)
 
 
 def _of_worker(wanted: FiguresWanted, box: BoxChoice | None, transport: str, recipe: str) -> FiguresWanted:
@@ -244,13 +245,8 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
     return replace(config, bucket_size_bytes=size, factors=config.factors or AUTO)
 
 
-def _by_recipe(
-    make: partial[Replica], config: StrategyConfig, recipe: str, compared: int | None, joined: Joined, given: Given
-) -> Replica:
-    used = config.traits.recipe if recipe == AUTO and joined.group.world_size > 1 else None
-    if used is not None:
-        config = defaults.by_recipe(config, joined.group.world_size, is_adaptive=Optimizers(given).are_adaptive)
-    return make(config=config, compare_weights_steps=compared, recipe=used)
+def _used(recipe: str, config: StrategyConfig, joined: Joined) -> Recipe | None:
+    return config.traits.recipe if recipe == AUTO and joined.group.world_size > 1 else None
 
 
 def _require_recipe(config: StrategyConfig, recipe: str, choice: BoxChoice | None) -> None:
