@@ -166,7 +166,7 @@ def test_a_float64_buffer_on_a_device_has_a_mean() -> None:
     with away_mode():
         model: Any = nn.Module()
         model.register_buffer("sums", torch.tensor([1.0, 3.0], dtype=torch.float64).to(AWAY))
-        with state.BufferMean(model, np.array([2.0, 3.0], np.float32)).replaced(1.0):
+        with state.BufferMean(model).replaced(np.array([2.0, 3.0], np.float32)):
             assert model.sums.tolist() == [2.0, 3.0]
         assert model.sums.tolist() == [1.0, 3.0]
 

@@ -109,37 +109,32 @@ def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [buffer for buffer in saved_buffers(model) if buffer.is_floating_point() and buffer.numel()]
 
 
-def num_values(model: nn.Module) -> int:
-    """The number of values in buffers that have a mean."""
-    return sum(buffer.numel() for buffer in mean_buffers(model))
-
-
 # The error of a float32 sum of a few equal values, relative to them; and values whose sum may be too large for it.
 _ROUNDING, _HUGE = 2.0**-20, 2.0**100
 
 
 class BufferMean:
-    """Copies buffers into `array` (at least their number of floats), and their sum's mean back.
+    """Copies a model's buffers, which have `size` values, into an array of floats, and their mean back.
 
     A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So
     does a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
     """
 
-    def __init__(self, model: nn.Module, array: Array) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._flat = torch.from_numpy(array)
-        self._num_values = num_values(model)
+        self.size = sum(buffer.numel() for buffer in mean_buffers(model))
 
-    def gather(self) -> None:
-        for buffer, place in self._pairs():
+    def gather(self, out: Array) -> None:
+        for buffer, place in self._pairs(out):
             place.copy_(buffer.detach().reshape(-1))
 
     @contextmanager
-    def replaced(self, scale: float) -> Iterator[None]:
-        """A context in which the model's buffers are `scale` times the array."""
-        kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
-        for buffer, place in self._pairs():
-            mean, own = (place * scale).view_as(buffer), buffer.detach().to("cpu", torch.float64)
+    def replaced(self, values: Array) -> Iterator[None]:
+        """A context in which the model's buffers are this mean."""
+        pairs = list(self._pairs(values))
+        kept = [buffer.detach().clone() for buffer, _ in pairs]
+        for buffer, place in pairs:
+            mean, own = place.view_as(buffer), buffer.detach().to("cpu", torch.float64)
             stays = mean.isinf() & (own.abs() > _HUGE)
             if buffer.dtype == torch.float64:
                 stays |= (mean - own).abs() <= own.abs() * _ROUNDING
@@ -147,20 +142,19 @@ class BufferMean:
         try:
             yield
         finally:
-            for (buffer, _), own in zip(self._pairs(), kept, strict=True):
+            for (buffer, _), own in zip(self._pairs(values), kept, strict=True):
                 buffer.detach().copy_(own)
 
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, values: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Raises SamovarError if the buffers have another size than before."""
-        buffers, start = mean_buffers(self._model), 0
-        if (found := sum(buffer.numel() for buffer in buffers)) != self._num_values:
+        buffers = mean_buffers(self._model)
+        if (found := sum(buffer.numel() for buffer in buffers)) != self.size:
             raise SamovarError(
-                f"the model's buffers have {found:,} values, and had {self._num_values:,} at replicate(), so they have "
+                f"the model's buffers have {found:,} values, and had {self.size:,} at replicate(), so they have "
                 "no mean over ranks; register a buffer whose size changes with persistent=False"
             )
-        for buffer in buffers:
-            yield buffer, self._flat[start : start + buffer.numel()]
-            start += buffer.numel()
+        parts = torch.split_with_sizes(torch.from_numpy(values[: self.size]), [buffer.numel() for buffer in buffers])
+        yield from zip(buffers, parts, strict=True)
 
 
 _STAGING_BYTES = 1 << 22
