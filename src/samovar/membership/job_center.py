@@ -23,7 +23,7 @@ from samovar.collectives.engine import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.membership.ranks import JobRanks
-from samovar.membership.session import KeptCenter
+from samovar.membership.session import KeptCenter, OwnCenter
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen
@@ -47,16 +47,11 @@ class Home:
     windows: LookingTransport | None = None
 
 
-class JobCenter:
+class JobCenter(OwnCenter):
     """A `samovar.membership.session.CenterPlace`: every rank takes a seat, in the row of its number."""
-
-    way_out = "see the logs of the other ranks"
 
     def __init__(self, home: Home) -> None:
         self._home = home
-
-    def __str__(self) -> str:
-        return "the center"
 
     def seat(self, ranks: JobRanks, shape: BufferShape, _deadline: Deadline, *, joins: bool) -> BoxSeat:
         """Raises InputError if the key is missing, or the center does not fit in memory."""
@@ -75,9 +70,6 @@ class JobCenter:
             seat = take_seat(place, BUFFER, f"rank {rank}", deadline, rank, deadline.remaining_s())
         ranks.show()
         return seat
-
-    def drop(self) -> None:
-        """It goes with the job."""
 
 
 def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -> BoxSeat:

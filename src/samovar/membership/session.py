@@ -44,16 +44,25 @@ class CenterPlace(Protocol[Ranks_contra]):
         """Delete a center that will never be filled: others would wait for it."""
 
 
-class LaunchCenter:
+class OwnCenter:
+    """What the centers of a launch or a job have in common: each goes with it, and there is one."""
+
+    way_out = "see the logs of the other ranks"
+
+    def __str__(self) -> str:
+        return "the center"
+
+    def drop(self) -> None:
+        """It goes with those who made it."""
+
+
+class LaunchCenter(OwnCenter):
     """A center in memory that the launcher keeps for ranks that are started again: descriptors of board and center."""
 
     way_out = "see its log, or raise --timeout, in a script timeout_s"
 
     def __init__(self, board: int, center: int) -> None:
         self._board, self._center = board, center
-
-    def __str__(self) -> str:
-        return "the center"
 
     def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
         """Take the seat in the row of the rank's number. Raises RankFailed if its earlier process still lives."""
@@ -69,9 +78,6 @@ class LaunchCenter:
         center = MappedCenter(self._center, member)
         # No rank leaves: its row shows its work to the end of the run.
         return BoxSeat(center, board, member, BufferShape.of_mapped(center), lambda: None)
-
-    def drop(self) -> None:
-        """It goes with the launcher."""
 
 
 class KeptCenter(LaunchCenter):

@@ -14,6 +14,7 @@ from samovar.box.window_center import WindowCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
 from samovar.membership.ranks import Ranks
+from samovar.membership.session import OwnCenter
 from samovar.transports.base import Window
 from samovar.transports.looking import LookingTransport
 
@@ -24,19 +25,14 @@ _CHECK = struct.Struct("<Q")
 _READ_AGAIN_S = 0.001
 
 
-class WindowsCenter:
+class WindowsCenter(OwnCenter):
     """A `samovar.membership.session.CenterPlace`: every rank takes a seat, in the row of its number.
 
     A rank that dies inside a chunk of the center holds its lock; the others end with an error that names it.
     """
 
-    way_out = "see the logs of the other ranks"
-
     def __init__(self, transport: LookingTransport) -> None:
         self._transport = transport
-
-    def __str__(self) -> str:
-        return "the center"
 
     def seat(self, ranks: Ranks, shape: BufferShape, _deadline: Deadline, *, joins: bool) -> BoxSeat:
         """All ranks take theirs together."""
@@ -46,9 +42,6 @@ class WindowsCenter:
         )
         board = WindowBoard(self._transport)
         return BoxSeat(center, board, Member(ranks.rank, _FIRST_LIFE), shape, center.close)
-
-    def drop(self) -> None:
-        """It goes with the job."""
 
 
 class WindowBoard:
