@@ -23,7 +23,7 @@ from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.training.finite import FiniteCheck
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Observer, Requests, Schedule, Training
+from samovar.training.loop import Duties, Observer, Requests, Schedule, train_at
 from samovar.training.step import Parts, Worker
 from samovar.transports.shm import ShmTransport
 from tests.parity.lenet import BATCH, Lenet, random_batch
@@ -107,7 +107,7 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
         FiniteCheck(weights, lenet.strategy, solver, group.rank),
         TIMEOUT_S,
     )
-    Training(worker, pace).run()
+    train_at(pace, worker)
     return seen.done
 
 

@@ -198,21 +198,14 @@ class Pace(Protocol):
         """The result of the run, on the ranks that report it."""
 
 
-class Training:
+def train_at(pace: Pace, worker: Worker) -> Outcome | None:
     """Run a worker at its pace to the end of the run. Raises SamovarError."""
-
-    def __init__(self, worker: Worker, pace: Pace) -> None:
-        self._worker = worker
-        self._pace = pace
-
-    def run(self) -> Outcome | None:
-        worker, pace = self._worker, self._pace
-        pace.begin()
-        while (rate_step := pace.next_rate_step()) is not None:
-            started_s = time.monotonic()
-            loss = worker.step(pace.steps_done, rate_step)
-            pace.stepped(StepMade(rate_step, loss, worker.times, time.monotonic() - started_s))
-        return pace.end()
+    pace.begin()
+    while (rate_step := pace.next_rate_step()) is not None:
+        started_s = time.monotonic()
+        loss = worker.step(pace.steps_done, rate_step)
+        pace.stepped(StepMade(rate_step, loss, worker.times, time.monotonic() - started_s))
+    return pace.end()
 
 
 def _passed(interval: int, before: int, now: int) -> bool:

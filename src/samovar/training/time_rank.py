@@ -20,7 +20,7 @@ from samovar.report.records import READING, LayerTime, Notice, Probed, Timed
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluated import gather
-from samovar.training.loop import StepMade, Training
+from samovar.training.loop import StepMade, train_at
 from samovar.training.near import near_of
 from samovar.training.opening import open_training
 
@@ -114,7 +114,7 @@ def run_probe(context: RankContext) -> None:
         with opened.stream(learner.slices, 0) as stream:
             worker = build.build_worker(learner, stream, config, learner.solver, None)
             pace = ProbePace(context, caffe.max_iter)
-            Training(worker, pace).run()
+            train_at(pace, worker)
             learner.strategy.drain()
     if context.is_first:
         rate = opened.global_batch * caffe.iter_size / statistics.median(pace.seconds)

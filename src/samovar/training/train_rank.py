@@ -26,7 +26,7 @@ from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Outcome, Requests, Training
+from samovar.training.loop import Duties, Outcome, Requests, train_at
 from samovar.training.near import near_of, staged_notices
 from samovar.training.observer import WorkersObserver, worker_figures
 from samovar.training.opening import open_training
@@ -80,13 +80,13 @@ class TrainRank:
     def run(self) -> None:
         """Train at this rank's pace, and report the result if this rank is the one that reports it."""
         if not self._config.strategy.is_async:
-            outcome = Training(*self._in_step()).run()
+            outcome = train_at(*self._in_step())
             assert outcome is not None, "in step all ranks have an outcome"
             self._tell_of_all(outcome)
-        elif (outcome := Training(*self._async()).run()) is not None:
+        elif (outcome := train_at(*self._async())) is not None:
             self._tell_of_center(outcome)
 
-    def _in_step(self) -> tuple[Worker, InStep]:
+    def _in_step(self) -> tuple[InStep, Worker]:
         """The pace of ranks in step, which test, save and stop together."""
         context, learner, schedule, caffe = self._context, self._learner, self._schedule, self._opened.caffe
         tests = test_parts(context, caffe, self._opened.net, self._stack)
@@ -113,7 +113,7 @@ class TrainRank:
             learner.finite,
             self._config.timeout_s,
         )
-        return worker, pace
+        return pace, worker
 
     def _tells_notices(self, at_boundary: Callable[[int], Requests]) -> Callable[[int], Requests]:
         """Report the notices of a strategy whose ranks share a center in step."""
@@ -129,7 +129,7 @@ class TrainRank:
 
         return tells
 
-    def _async(self) -> tuple[Worker, AsyncPace]:
+    def _async(self) -> tuple[AsyncPace, Worker]:
         """The pace of asynchronous ranks; the present master tests, saves and reports."""
         config, learner, center = self._config, self._learner, self._center
         assert center is not None
@@ -144,7 +144,7 @@ class TrainRank:
         )
         parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, center.lock_wait_s)
         worker = self._worker(steps_done, center.order_index)
-        return worker, AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done)
+        return AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done), worker
 
     def _worker(self, step: int, order_index: int | None = None) -> Worker:
         """Read the data from `step`."""
