@@ -45,7 +45,7 @@ class CenterPlace(Protocol[Ranks_contra]):
 
 
 class OwnCenter:
-    """What the centers of a launch or a job have in common: each goes with it, and there is one."""
+    """The base of centers that a launch or a job has for itself. They go with it."""
 
     way_out = "see the logs of the other ranks"
 

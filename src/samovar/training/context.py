@@ -61,10 +61,14 @@ class RankContext:
     def is_first(self) -> bool:
         return self.transport.group.rank == 0
 
+    def tell(self, level: str, text: str, topic: str = "") -> None:
+        """Show a notice, on any rank."""
+        self.writer.write(Notice(level=level, text=text, topic=topic))
+
     def inform(self, text: str) -> None:
         """Report a finding of all ranks once."""
         if self.is_first:
-            self.writer.write(Notice(level="info", text=text))
+            self.tell("info", text)
 
 
 def use_cpus(cpus: tuple[int, ...]) -> None:

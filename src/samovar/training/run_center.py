@@ -23,7 +23,6 @@ from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
 from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.membership.window_place import WindowsCenter
-from samovar.report.records import Notice
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.training.ordered_centers import Order
@@ -209,4 +208,4 @@ class RunCenter:
         try:
             self._session.close()
         except SamovarError as error:
-            self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without notice"))
+            self._context.tell("warning", f"{error}; this rank left without notice")

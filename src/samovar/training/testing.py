@@ -13,7 +13,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, TestNet
 from samovar.frontends.caffe.weights import load_weights
 from samovar.model.half import use_half
-from samovar.report.records import Notice, Tested, TestedBatch
+from samovar.report.records import Tested, TestedBatch
 from samovar.training import build
 from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
@@ -46,7 +46,7 @@ def run_evaluation(context: RankContext) -> None:
             notices += tuple(f"{path}: written" for path in written)
     if context.is_first:
         for text in notices:
-            context.writer.write(Notice(level="warning", text=text))
+            context.tell("warning", text)
         _tell(context, result, net.loss_weights)
 
 

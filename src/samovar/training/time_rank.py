@@ -16,7 +16,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.spec import Phase
 from samovar.model.device import computed
 from samovar.model.half import use_half
-from samovar.report.records import READING, LayerTime, Notice, Probed, Timed
+from samovar.report.records import READING, LayerTime, Probed, Timed
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluated import gather
@@ -48,7 +48,7 @@ def run_timing(context: RankContext) -> None:
             reading.forward_s += time.perf_counter() - started_s
             timer.run(batch)
     for text in (*definition.warnings, *build.computing_notices(config, context.device)):
-        context.writer.write(Notice(level="warning", text=text))
+        context.tell("warning", text)
     context.writer.write(_timed(context, net, reader, timer, reading, initial_loss))
 
 

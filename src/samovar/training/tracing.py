@@ -11,7 +11,6 @@ from samovar.core.group import Host
 from samovar.core.layout import Bucket
 from samovar.core.trace import Span, Trace
 from samovar.model.layer_spans import LayerSpans
-from samovar.report.records import Notice
 from samovar.report.run_folder import RunFolder
 from samovar.report.steps import Laps, StepDone
 from samovar.report.tracing import Tracing, Voice
@@ -112,14 +111,10 @@ def tracing_of(context: RankContext) -> RunTracing | NoTracing:
     config, group = context.config, context.transport.group
     if config.trace is None:
         return NoTracing()
-    say = Voice(partial(_tell, context, "info"), partial(_tell, context, "warning"))
+    say = Voice(partial(context.tell, "info"), partial(context.tell, "warning"))
     about: dict[str, object] = {"strategy": config.strategy.name}
     tracing = Tracing(Trace(group.rank), config.trace, group.world_size, RunFolder(config.out), about, say)
     return RunTracing(tracing) if config.hosts is None else HostsTracing(tracing, context, config.hosts.hosts)
-
-
-def _tell(context: RankContext, level: str, text: str) -> None:
-    context.writer.write(Notice(level=level, text=text))
 
 
 class TraceObserver(Observer):

@@ -13,7 +13,7 @@ from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.host import peak_memory_bytes
 from samovar.model.model import layout_of
-from samovar.report.records import Finished, Notice
+from samovar.report.records import Finished
 from samovar.strategies.box_terms import MEAN, described
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import GroupCollectives
@@ -237,15 +237,14 @@ class PipeVoice:
     """Messages to the user, through the launcher."""
 
     def __init__(self, context: RankContext) -> None:
-        self._writer, self._rank = context.writer, context.transport.group.rank
+        self._context = context
 
     def inform(self, text: str) -> None:
-        self._writer.write(Notice(level="info", text=text))
+        self._context.tell("info", text)
 
     def warn(self, text: str) -> None:
         """Show a warning once for all ranks that have the same text before the colon."""
-        topic = text.partition(":")[0]
-        self._writer.write(Notice(level="warning", text=f"rank {self._rank}: {text}", topic=topic))
+        self._context.tell("warning", f"rank {self._context.transport.group.rank}: {text}", text.partition(":")[0])
 
 
 def _agreement(context: RankContext) -> Agree:

@@ -4,6 +4,7 @@ import contextlib
 import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from samovar.config import RunConfig
 from samovar.core.plain import to_plain
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
-from samovar.report.records import Notice, SnapshotWritten, Started
+from samovar.report.records import SnapshotWritten, Started
 from samovar.report.result import RunResult, output_named
 from samovar.report.run_folder import RunFolder
 from samovar.report.sinks.base import Sink
@@ -70,7 +71,7 @@ def announce(
     warned = (*_warnings(opened, learner, schedule), *start_notices)
     for level, texts in (("info", _decided(opened)), ("warning", warned)):
         for text in texts:
-            context.writer.write(Notice(level=level, text=text))
+            context.tell(level, text)
 
 
 def _decided(opened: Opened) -> Iterator[str]:
@@ -146,11 +147,7 @@ def run_observer(
 @contextlib.contextmanager
 def open_run_sinks(context: RankContext, first_step: int) -> Iterator[Sequence[Sink]]:
     """metrics.jsonl, without lines after `first_step`, and the sinks of --metrics."""
-    config, folder = context.config, context.config.out
-
-    def warn(sentence: str) -> None:
-        context.writer.write(Notice(level="warning", text=sentence))
-
+    config, folder, warn = context.config, context.config.out, partial(context.tell, "warning")
     with contextlib.ExitStack() as closing:
         metrics = closing.enter_context(MetricsWriter(RunFolder(folder).metrics, first_step))
         sinks = open_sinks(MetricsChoice(sinks=config.metrics), folder, _settings_of(config), "--metrics", warn)
