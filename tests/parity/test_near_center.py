@@ -23,6 +23,7 @@ from samovar.core.errors import SamovarError
 from samovar.core.host import create_empty
 from samovar.core.layout import Layout
 from samovar.report.records import RecordWriter
+from samovar.report.tracing import Voice
 from samovar.strategies.center_steps import CenterSteps
 from samovar.training.ordered_centers import Order
 from samovar.training.async_pace import AsyncPace, AsyncParts, Master, Run
@@ -55,11 +56,6 @@ class SeenAtACenter(Seen):
 
     said: list[str] = field(default_factory=list)
     state: list[Any] = field(default_factory=list)
-
-    def inform(self, _text: str) -> None: ...
-
-    def warn(self, text: str) -> None:
-        self.said.append(text)
 
 
 def trained(path: Path, setting: Setting, num_steps: int, seed: int, spoil: int, transport: Transport) -> SeenAtACenter:
@@ -113,7 +109,7 @@ def at_own_speed(parts: Rank, seen: SeenAtACenter, num_steps: int, center: RunCe
         duties = Duties(schedule, lambda: iter(()), save, seen)
         return Master(run, duties, seen, parts.evaluated.settle)
 
-    run = Run(center.table, center.headcount, num_steps, seen, 50.0)
+    run = Run(center.table, center.headcount, num_steps, Voice(lambda _text: None, seen.said.append), 50.0)
     assert isinstance(parts.strategy, CenterSteps)
     made = (parts.strategy, parts.finite, Order(), parts.evaluated, center.lock_wait_s)
     return AsyncPace(run, AsyncParts(*made), master, lambda _steps_done: Requests(), lambda *own: own, 0)

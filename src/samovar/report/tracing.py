@@ -91,7 +91,7 @@ class TracedLaps(Laps):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How the user hears of a trace."""
+    """How the user hears of something."""
 
     inform: Callable[[str], None]
     warn: Callable[[str], None]

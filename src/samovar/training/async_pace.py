@@ -5,12 +5,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from samovar.core.clock import Deadline, Pace
 from samovar.membership.members import Headcount
 from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.report.steps import StepDone, StepTimes
+from samovar.report.tracing import Voice
 from samovar.strategies.center_steps import CenterSteps
 from samovar.training.ordered_centers import Order
 from samovar.training.evaluated import CenterWeights
@@ -25,13 +26,6 @@ _DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
 
 # agree(stop signal, step of the rate or None)
 Agree: TypeAlias = Callable[[int, int | None], tuple[int, int | None]]
-
-
-class Voice(Protocol):
-    """Writes messages to the user."""
-
-    def inform(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

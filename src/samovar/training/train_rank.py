@@ -14,6 +14,7 @@ from samovar.core.group import Group
 from samovar.core.host import peak_memory_bytes
 from samovar.model.model import layout_of
 from samovar.report.records import Finished
+from samovar.report.tracing import Voice
 from samovar.strategies.box_terms import MEAN, described
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import GroupCollectives
@@ -120,7 +121,7 @@ class TrainRank:
         strategy = self._learner.strategy
         if not isinstance(strategy, CenterSteps):
             return at_boundary
-        voice = PipeVoice(self._context)
+        voice = _voice(self._context)
 
         def tells(steps_done: int) -> Requests:
             for text in strategy.take_notices():
@@ -140,7 +141,7 @@ class TrainRank:
         steps_done, _ = agree(center.table.earlier_steps(config.strategy.group_size or 1), None)
         self._context.at_boundary(steps_done)
         self._run = Run(
-            center.table, center.headcount, self._schedule.num_steps, PipeVoice(self._context), config.timeout_s
+            center.table, center.headcount, self._schedule.num_steps, _voice(self._context), config.timeout_s
         )
         parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, center.lock_wait_s)
         worker = self._worker(steps_done, center.order_index)
@@ -233,18 +234,13 @@ class TrainRank:
         return (*(self._start.notices if self._start else ()), *staged_notices(self._config, self._context.device))
 
 
-class PipeVoice:
-    """Messages to the user, through the launcher."""
+def _voice(context: RankContext) -> Voice:
+    """Messages to the user. A warning is shown once for all ranks that have the same text before the colon."""
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
+    def warn(text: str) -> None:
+        context.tell("warning", f"rank {context.transport.group.rank}: {text}", text.partition(":")[0])
 
-    def inform(self, text: str) -> None:
-        self._context.tell("info", text)
-
-    def warn(self, text: str) -> None:
-        """Show a warning once for all ranks that have the same text before the colon."""
-        self._context.tell("warning", f"rank {self._context.transport.group.rank}: {text}", text.partition(":")[0])
+    return Voice(partial(context.tell, "info"), warn)
 
 
 def _agreement(context: RankContext) -> Agree:
