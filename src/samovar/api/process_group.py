@@ -140,13 +140,6 @@ class ProcessGroup:
         del self._members[announcer.number]
         self.uneven.forget(announcer.number)
 
-    def enter_loop(self) -> None:
-        """Say that a loop over divided data begins."""
-        self.uneven.depth += 1
-
-    def leave_loop(self) -> None:
-        self.uneven.depth -= 1
-
     def shadow_until_all_end(self) -> None:
         """After this rank's data has ended, answer the others until theirs has. They call at exchanges alone."""
         periods = [member.config.sync_period_steps or 1 for member in self._members.values()]

@@ -63,7 +63,7 @@ class Shard:
         self._announcer.agree(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
         self._given = num_skipped
-        self._step_group.enter_loop()
+        self._step_group.uneven.depth += 1
         try:
             for batch in self._figures.batches(self._order.left(self._loader), self._batch_size):
                 self._given += 1
@@ -71,7 +71,7 @@ class Shard:
             self._step_group.shadow_until_all_end()
         finally:
             self._given = 0
-            self._step_group.leave_loop()
+            self._step_group.uneven.depth -= 1
 
     def __len__(self) -> int:
         return len(self._loader)
