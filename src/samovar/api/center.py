@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from samovar.api.figures import ReplicaFigures
 from samovar.api.figures_wanted import say
@@ -240,7 +239,7 @@ class SharedCenter:
         admit = partial(self._admitted, box, shape, layout)
         return Session(box, self._ranks, shape, self.deadline, admit, joins=choice.joins)
 
-    def _admitted(self, place: CenterPlace[Any], wanted: BufferShape, layout: Layout, session: Session) -> int:
+    def _admitted(self, place: CenterPlace, wanted: BufferShape, layout: Layout, session: Session) -> int:
         """Check that the buffer fits, and wait until a center that is joined has been filled."""
         self._require_fit(place, session.seat.shape, wanted, "give another buffer")
         if self.joins:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from samovar.box.board import Member, MemberProgress, Row, Rows
 from samovar.core.clock import Deadline
@@ -12,30 +12,6 @@ from samovar.strategies.center_steps import CenterSteps
 _END_POLL_S = 0.01
 
 
-class Members(Protocol):
-    """All members that train at the center, as one worker sees them."""
-
-    @property
-    def num_living(self) -> int:
-        """The number of members that share the center now."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this launch has the master: it tests and saves during the run, for all."""
-
-    def run_steps(self) -> int:
-        """The steps of the run as a whole, by the stop rule."""
-
-    def post(self, progress: MemberProgress) -> None:
-        """Show this worker's progress to the others."""
-
-    def wait_for_others(self, deadline: Deadline) -> str:
-        """Wait for members of other launches that end with this one, until the deadline at most.
-
-        Returns the members that were still missing, as text; "" if none was.
-        """
-
-
 class LaunchMembers:
     """The workers of one launch at its own center: each always has the board's row of its rank.
 
@@ -43,7 +19,7 @@ class LaunchMembers:
     the board and posts every `every_s` at most, and posts its end at once.
     """
 
-    leads = True
+    leads = True  # no other launch trains here
 
     def __init__(
         self,
@@ -62,6 +38,7 @@ class LaunchMembers:
         self._steps = first_step
 
     def run_steps(self) -> int:
+        """The steps of the run as a whole, by the stop rule."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._every_s:
             self._looked_s = now_s
@@ -72,12 +49,14 @@ class LaunchMembers:
         return self._steps
 
     def post(self, progress: MemberProgress) -> None:
+        """Show this worker's progress to the others."""
         now_s = time.monotonic()
         if progress.finished or now_s - self._posted_s >= self._every_s:
             self._posted_s = now_s
             self._board.post(self._member, progress)
 
     def wait_for_others(self, _deadline: Deadline) -> str:
+        """No other launch trains here."""
         return ""
 
 
@@ -139,6 +118,7 @@ class BoxMembers:
 
     @property
     def num_living(self) -> int:
+        """The number of members that share the center now."""
         self._look()
         rows = self._rows.values() if self._counts_ended else ()
         ended = [row for row in rows if row.process_id == 0 or self._progress_in(row).finished]
@@ -146,6 +126,7 @@ class BoxMembers:
 
     @property
     def leads(self) -> bool:
+        """Whether this launch has the master: it tests and saves during the run, for all."""
         self._look()
         living = self._living()
         return not living or min(living, key=_index) in self._of_launch()
@@ -168,6 +149,10 @@ class BoxMembers:
             self._posted_s = time.monotonic()
 
     def wait_for_others(self, deadline: Deadline) -> str:
+        """Wait for members of other launches that end with this one, until the deadline at most.
+
+        Returns the members that were still missing, as text; "" if none was.
+        """
         self._look(is_due=True)
         while missing := sorted(self._living().keys() - set(self._of_launch()), key=_index):
             if self._board.word(BoxWord.GOAL) > self._goal:  # they continue
@@ -206,6 +191,9 @@ class BoxMembers:
 
 def _index(member: Member) -> int:
     return member.index
+
+
+Members: TypeAlias = LaunchMembers | BoxMembers  # all that train at the center, as one worker sees them
 
 
 class Headcount:

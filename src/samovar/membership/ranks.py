@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,35 +13,6 @@ from samovar.core.clock import Deadline, polled
 from samovar.transports.base import Region, Transport
 
 _POLL_S = 0.02
-
-
-class Ranks(Protocol):
-    """The ranks of a launch, as a session needs them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def own(self) -> Member | None:
-        """The member that this rank is, or that its earlier life was."""
-
-    def begins_again(self) -> bool:
-        """Note that rank 0 is about to make the center. Returns whether an earlier life noted it already."""
-
-    def await_first(self, deadline: Deadline) -> bool:
-        """Wait until rank 0 has made the center, or is gone. Returns False if the deadline passed first."""
-
-    @property
-    def is_first_there(self) -> bool:
-        """Whether rank 0 has made the center; asked after `await_first`."""
-
-    def take(self, member: Member, first_step: int) -> None:
-        """Note that this rank is this member now, and trains from `first_step`."""
-
-    def is_gone(self, rank: int, /) -> bool:
-        """Whether the rank is known to be gone for good."""
-
-    def first_left(self) -> int:
-        """The first rank that is not gone, which acts for all; this one if all are gone."""
 
 
 class LaunchRanks:
@@ -68,6 +39,7 @@ class LaunchRanks:
 
     @property
     def own(self) -> Member | None:
+        """The member that this rank is, or that its earlier life was."""
         return self.of(self.rank)
 
     @property
@@ -76,17 +48,21 @@ class LaunchRanks:
         return int(self._own[self._FIRST_STEP])
 
     def begins_again(self) -> bool:
+        """Note that rank 0 is about to make the center. Returns whether an earlier life noted it already."""
         was_maker, self._own[self._IS_MAKER] = self._own[self._IS_MAKER] > 0, 1.0
         return bool(was_maker)
 
     def await_first(self, deadline: Deadline) -> bool:
+        """Wait until rank 0 has made the center, or is gone. Returns False if the deadline passed first."""
         return polled(lambda: self.is_first_there or self.is_gone(0), deadline, _POLL_S, self._sleep)
 
     @property
     def is_first_there(self) -> bool:
+        """Whether rank 0 has made the center; asked after `await_first`."""
         return self.rank == 0 or self.of(0) is not None
 
     def take(self, member: Member, first_step: int) -> None:
+        """Note that this rank is this member now, and trains from `first_step`."""
         row = self._own.copy()
         if self.own is None:
             row[self._FIRST_STEP] = first_step
@@ -105,6 +81,7 @@ class LaunchRanks:
         return [member for rank in range(self.world_size) if (member := self.of(rank)) is not None]
 
     def first_left(self) -> int:
+        """The first rank that is not gone, which acts for all; this one if all are gone."""
         return next((rank for rank in range(self.world_size) if not self.is_gone(rank)), self.rank)
 
 
@@ -170,3 +147,6 @@ class KeptRanks(JobRanks):
         """The members that the ranks are now."""
         board = self.board
         return [] if board is None else [board.row(rank).member for rank in range(self.world_size)]
+
+
+Ranks: TypeAlias = LaunchRanks | JobRanks  # of one launch, as a session needs them

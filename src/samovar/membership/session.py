@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from samovar.box.base import Center
 from samovar.box.board import Board
@@ -18,14 +18,12 @@ from samovar.membership.ranks import Ranks
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import BoxWord, Readiness, say_filled
 
-Ranks_contra = TypeVar("Ranks_contra", bound=Ranks, contravariant=True)
-
 _POLL_S = 0.002
 _DROP_S = 5.0
 
 
-class CenterPlace(Protocol[Ranks_contra]):
-    """The place of a center, and the way of a rank to it."""
+class CenterPlace(Protocol):
+    """The place of a center, and the way of a rank to it: each kind has ranks of its own."""
 
     def __str__(self) -> str:
         """Its name, to be read in the middle of a sentence."""
@@ -34,7 +32,7 @@ class CenterPlace(Protocol[Ranks_contra]):
     def way_out(self) -> str:
         """The advice for a user if the center never gets its first weights."""
 
-    def seat(self, ranks: Ranks_contra, shape: BufferShape, deadline: Deadline, /, *, joins: bool) -> BoxSeat:
+    def seat(self, ranks: Any, shape: BufferShape, deadline: Deadline, /, *, joins: bool) -> BoxSeat:
         """Take this rank's seat. Rank 0 makes the center first, unless it `joins` one, or an earlier life made it.
 
         Raises InputError if the center cannot be used, RankFailed if the rank that makes it is gone for good.
@@ -182,7 +180,7 @@ class Session:
 
     def __init__(
         self,
-        place: CenterPlace[Any],
+        place: CenterPlace,
         ranks: Ranks,
         shape: BufferShape,
         deadline: Callable[[], Deadline],
@@ -258,7 +256,7 @@ class Session:
         return self.seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
 
 
-def _await_first(place: CenterPlace[Any], ranks: Ranks, deadline: Deadline) -> None:
+def _await_first(place: CenterPlace, ranks: Ranks, deadline: Deadline) -> None:
     if not ranks.await_first(deadline):
         raise DeadlineExceeded(f"rank 0 did not take its seat at {place}; {place.way_out}")
     if not ranks.is_first_there:
