@@ -3,7 +3,8 @@
 import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,10 +69,10 @@ def serve(
     server = BoxServer(box, keep)
     keeps = server.was_held  # not what only a start that fails has loaded
     try:
-        with (
-            _snapshots(server, box_snapshot, snapshot_every),
-            _network(server, listen_at, key_file, grace) as (place, service),
-        ):
+        snapshots: AbstractContextManager[object] = nullcontext()
+        if box_snapshot is not None:
+            snapshots = Snapshots(server.buffers, box_snapshot, snapshot_every, partial(typer.echo, err=True))
+        with snapshots, _network(server, listen_at, key_file, grace) as (place, service):
             typer.echo(_greeting(server, box, place))
             keeps = True
             server.serve(lambda: _is_over(stopped, service))
@@ -80,15 +81,6 @@ def serve(
         raise
     server.close()
     typer.echo(f"box {box!r} has ended")
-
-
-@contextmanager
-def _snapshots(server: BoxServer, folder: Path | None, every_s: float) -> Iterator[None]:
-    if folder is None:
-        yield
-        return
-    with Snapshots(server.buffers, folder, every_s, lambda text: typer.echo(text, err=True)):
-        yield
 
 
 def _is_over(stopped: list[int], service: Service | None) -> bool:
