@@ -25,10 +25,10 @@ from samovar.core.layout import Layout
 from samovar.report.records import RecordWriter
 from samovar.report.tracing import Voice
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.ordered_centers import Order
 from samovar.training.async_pace import AsyncPace, AsyncParts, Master, Run
 from samovar.training.context import BoxDescriptors, RankContext
 from samovar.training.loop import Duties, Requests, Schedule, StepMade
+from samovar.training.ordered_centers import Order
 from samovar.training.run_center import RunCenter
 from samovar.transports.base import Transport
 from tests.fake_device import AWAY, away_mode

@@ -12,8 +12,8 @@ import torch.distributed
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samovar.api.state import block_of, put_together, taken_apart
 from samovar.api.replica import Replica
+from samovar.api.state import block_of, put_together, taken_apart
 from samovar.checkpoint.one_file import keys_of, known_of
 from samovar.core.errors import InputError, SamovarError
 

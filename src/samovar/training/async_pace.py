@@ -13,10 +13,10 @@ from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.report.steps import StepDone, StepTimes
 from samovar.report.tracing import Voice
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.ordered_centers import Order
 from samovar.training.evaluated import CenterWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade
+from samovar.training.ordered_centers import Order
 from samovar.training.step import StepLoss
 
 # The others wait for a master that tests, which may take longer than an exchange.

@@ -21,7 +21,6 @@ from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
-from samovar.training.ordered_centers import order_of
 from samovar.training.async_pace import TEST_PATIENCE, Agree, AsyncPace, AsyncParts, Master, Run
 from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
@@ -31,13 +30,14 @@ from samovar.training.loop import Duties, Outcome, Requests, train_at
 from samovar.training.near import near_of, staged_notices
 from samovar.training.observer import WorkersObserver, worker_figures
 from samovar.training.opening import open_training
+from samovar.training.ordered_centers import order_of
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
 from samovar.training.same_data import require_same_data
 from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
-from samovar.training.tracing import tracing_of
 from samovar.training.testing import evaluate_function, forward_function, test_parts
+from samovar.training.tracing import tracing_of
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 
