@@ -111,7 +111,7 @@ def join_group(
         if identity.world_size == 1 or identity.life:
             joined = _alone(identity, choice, closing)
         else:
-            if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
+            if choice.transport == "tcp" and identity.rank == 0 and choice.key_file:
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)

@@ -100,8 +100,7 @@ def _network(
         return
     if (place := parse_address(listen_at)) is None:
         raise InputError(f"--listen {listen_at}: give an address of this host and a port, such as 127.0.0.1:5600")
-    if not key_file.exists():
-        make_key(key_file)
+    make_key(key_file)
     service = Service(BufferHost(server.buffers), ServingConfig(absent_s=grace_s))
     listener = Listener(listen(*place), read_key(key_file), service.accept)
     try:

@@ -74,7 +74,7 @@ class ElasticFlags:
         """Where hosts meet; None for a job on this one alone. The host that begins makes the key if it is missing."""
         if self.address is None or self.port is None or self.key_file is None:
             return None
-        if self.elastic is not None and not self.key_file.exists():
+        if self.elastic is not None:
             make_key(self.key_file)
         return Meeting(self.address, self.port, read_key(self.key_file), socket.gethostname())
 

@@ -118,7 +118,7 @@ class _Host0:
 
     def met(self, closing: ExitStack) -> Met:
         place = self._place
-        if place.key_file is not None and not place.key_file.exists():
+        if place.key_file is not None:
             make_key(place.key_file)
         key = make_key_in_memory() if place.key_file is None else copy_in_memory(place.key_file)
         closing.callback(os.close, key)

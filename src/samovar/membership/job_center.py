@@ -95,8 +95,7 @@ def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int
     """Serve the center, and return where; `files` get the end of a pipe that this host's ranks hold while they live."""
     assert home.address is not None
     assert home.key_file is not None
-    if not home.key_file.exists():
-        make_key(home.key_file)
+    make_key(home.key_file)
     read_key(home.key_file)
     Board(files[1]).claim_token(new_token())
     pipe, held = os.pipe()

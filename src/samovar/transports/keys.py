@@ -31,18 +31,23 @@ class Key:
 
 
 def make_key(path: Path) -> None:
-    """Write a new key at `path`, readable by this user only. Raises InputError if that fails.
+    """Write a new key at `path`, readable by this user only, if there is no file yet. Raises InputError if that fails.
 
-    An existing file is never overwritten, because others may use it.
+    An existing file is never overwritten, because others may use it: of programs that begin at once, one makes it.
     """
-    text, descriptor = _new_key(), -1
+    descriptor = -1
     try:
+        if path.exists():
+            return
+        text = _new_key()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             file.write(text)
     except OSError as error:
         if descriptor >= 0:  # a part of a key is none
             path.unlink(missing_ok=True)
+        elif isinstance(error, FileExistsError) and path.exists():  # another program was faster
+            return
         raise InputError(f"key file {path}: cannot be made ({error.strerror}); name another with --key-file") from error
 
 

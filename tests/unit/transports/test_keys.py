@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
+from samovar.transports import keys
 from samovar.transports.keys import make_key, read_key
 
 
@@ -20,14 +21,31 @@ def test_a_key_file_is_for_its_owner_only_and_never_written_over(tmp_path: Path)
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_bytes()
-    with pytest.raises(InputError, match="cannot be made"):
-        make_key(path)
+    make_key(path)
     assert path.read_bytes() == text
     assert "PRIVATE" not in repr(read_key(path))
     link = tmp_path / "link.pem"
     link.symlink_to(tmp_path / "elsewhere.pem")
-    with pytest.raises(InputError, match="cannot be made"):
-        make_key(link)
+    for place in (link, tmp_path / "none" / "key.pem", tmp_path / ("x" * 300)):
+        with pytest.raises(InputError, match="cannot be made"):
+            make_key(place)
+
+
+def test_of_programs_that_begin_at_once_one_makes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have looked for it before it was there."""
+    path, made = tmp_path / "key.pem", list[bytes]()
+    new_key = keys._new_key
+
+    def new_key_of_the_slower_one() -> bytes:
+        if not made:
+            made.append(b"")
+            make_key(path)
+            made.append(path.read_bytes())
+        return new_key()
+
+    monkeypatch.setattr(keys, "_new_key", new_key_of_the_slower_one)
+    make_key(path)
+    assert path.read_bytes() == made[1]
 
 
 def test_a_part_of_a_key_is_not_left(tmp_path: Path) -> None:
