@@ -299,13 +299,14 @@ class OtherHost(_Launcher):
         return self._begin["config"], self._begin["files"]
 
     def fetch(self, number: int, size: int, place: Path) -> None:
-        """Copy file `number` of host 0 to `place`."""
+        """Copy file `number` of host 0 to `place`. Raises InputError if it is shorter than it was."""
         with place.open("wb") as file:
             while (offset := file.tell()) < size:
                 self._send(0, {"is": "want", "file": number, "offset": offset})
                 while not self._parts:
                     self._next("sent no file")
-                file.write(self._parts.pop())
+                if not file.write(self._parts.pop()):
+                    raise InputError(f"{place.name} became shorter while it was copied; leave it as it is, and retry")
 
     def ready(self) -> None:
         """Tell host 0 that this host's ranks may start."""
@@ -316,10 +317,8 @@ class OtherHost(_Launcher):
         state, path = self.duties.state(end.rank), self.duties.folder.order(end.rank)
         order = path.read_bytes() if path.exists() else b""
         for start in range(0, len(order), MOST_BYTES):
-            message = {"is": "order", "rank": end.rank, "goes_on": start > 0}
-            self._send(0, message, order[start : start + MOST_BYTES])
-        message = {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log}
-        self._send(0, message)
+            self._send(0, {"is": "order", "rank": end.rank, "goes_on": start > 0}, order[start : start + MOST_BYTES])
+        self._send(0, {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log})
 
     def lingers(self) -> bool:
         """A host whose ranks are gone stays until host 0 says that the run is over, or is lost."""
@@ -395,6 +394,5 @@ class OtherHost(_Launcher):
             case "changed" if self.duties.restarts is not None:
                 self.duties.restarts.changed(message["ranks"], are_gone=message["gone"])
             case "requests":
-                signals, board = self.duties.signals, self.duties.board
-                signals.hear(message["stop"], message["snapshots"], board)
-                self._num_snapshots = signals.num_snapshots
+                self.duties.signals.hear(message["stop"], message["snapshots"], self.duties.board)
+                self._num_snapshots = self.duties.signals.num_snapshots

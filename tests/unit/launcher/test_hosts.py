@@ -1,15 +1,20 @@
 """The files that host 0 of a run has for the others, and the words for a signal that ends a host before the run."""
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.launch.meeting import Met
 from samovar.launch.script import Hosts
 from samovar.launcher.hosts import _files_of, place_of
+from samovar.launcher.other_hosts import Host0, OtherHost
+from tests.unit.launch.test_meeting import hellos, met, places
 
 
 def test_weights_that_host_0_lacks_are_named(tmp_path: Path) -> None:
@@ -41,3 +46,27 @@ def test_a_signal_before_the_run_is_told_to_other_hosts_by_its_name() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "ended by SIGTERM\n"
+
+
+def test_a_file_that_becomes_shorter_on_its_way_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
+    (path := tmp_path / "long.caffemodel").write_bytes(b"x" * 100)
+    first, second = (host for host in met(places(2), hellos(1, 1)) if isinstance(host, Met))
+    host_0, other, found = Host0(first, 20.0), OtherHost(second, 20.0), list[str]()
+
+    def begin() -> None:
+        try:
+            host_0.begin({}, {"weights/0/long.caffemodel": path})
+        except InputError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    _config, files = other.begun()
+    os.truncate(path, 10)
+    with pytest.raises(InputError, match="copy became shorter while it was copied; leave it as it is") as raised:
+        other.fetch(0, files["weights/0/long.caffemodel"], tmp_path / "copy")
+    other.give_up(raised.value)
+    thread.join()
+    for host in (host_0, other):
+        host.close()
+    assert found == [f"host 1 (host1): {raised.value}"]
