@@ -127,7 +127,8 @@ class SnapshotStore:
                 return folder, tuple(why.replace(NEXT_STEP, f"{folder.name} is taken") for why in skipped)
         if skipped:
             why = "; ".join(skipped).replace(f"; {NEXT_STEP}", "")
-            raise InputError(f"{self.folder} holds no snapshot that is whole: {why}; give one of another run")
+            way_out = "give another --out, and a snapshot of another run or none"
+            raise InputError(f"{self.folder} holds no snapshot that is whole: {why}; {way_out}")
         raise InputError(f"{self.folder} holds no snapshot; train with snapshots first, or leave --snapshot out")
 
     def clean(self) -> tuple[Path, ...]:

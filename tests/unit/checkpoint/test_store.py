@@ -130,7 +130,8 @@ def test_nothing_to_load(store: SnapshotStore) -> None:
     damage(store.save(1, {"model": state(1)}))
     with pytest.raises(
         InputError,
-        match=r"no snapshot that is whole: .*step_00000001/model.safetensors .*\.\.\.; give one of another run$",
+        match=r"no snapshot that is whole: .*step_00000001/model.safetensors .*\.\.\.; give another --out, and a "
+        r"snapshot of another run or none$",
     ):
         read_newest(store)
 
