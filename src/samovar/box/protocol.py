@@ -213,7 +213,7 @@ class Reply:
         return _ERRORS[self.status](text)
 
 
-def status_of(error: SamovarError) -> Status:
+def status_of(error: Exception) -> Status:
     """The status that reports an error; any other error is the box's own failure."""
     return next((status for status, kind in _ERRORS.items() if isinstance(error, kind)), Status.FAILED)
 

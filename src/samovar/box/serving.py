@@ -248,7 +248,7 @@ class _Connection:
             text = self._done(request, body.tobytes())
         except ConnectionLost:
             raise
-        except SamovarError as error:
+        except (SamovarError, OSError) as error:  # no descriptor is free, say
             self._refuse(request, error, deadline)
             return
         floats = np.frombuffer(text, np.uint8)
@@ -289,7 +289,7 @@ class _Connection:
                 raise ConnectionLost("the member has another connection by now")
             yield
 
-    def _refuse(self, request: Request, error: SamovarError, deadline: Deadline) -> None:
+    def _refuse(self, request: Request, error: Exception, deadline: Deadline) -> None:
         _refuse(self._channel, request, str(error), status_of(error), deadline)
 
     def _done(self, request: Request, body: bytes) -> bytes:
