@@ -53,6 +53,12 @@ class VirtualCenter(MappedCenter):
         self._settle(deadline)
         return super().exchange(sequence, weights, moving_rate, deadline)
 
+    def write_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        super().write_chunks(first_chunk, values, Deadline.after(_REAL_S))
+
+    def write_velocity_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        super().write_velocity_chunks(first_chunk, values, Deadline.after(_REAL_S))
+
     def read_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
         return super().read_chunks(first_chunk, destination, Deadline.after(_REAL_S))
 
