@@ -74,10 +74,6 @@ class RemoteCenter:
         self.num_chunks = self.shape.num_chunks
 
     @property
-    def num_reconnects(self) -> int:
-        return self._line.num_reconnects
-
-    @property
     def lock_wait_s(self) -> float:
         return sum(line.lost_s for line in (self._line, self._reader) if line is not None)
 

@@ -75,14 +75,14 @@ class BufferHost:
     """The buffers of a box as its server works on them for remote members; for several threads at once."""
 
     def __init__(self, buffers: NamedBuffers) -> None:
-        self._buffers = buffers
+        self.buffers = buffers
 
     def attach(self, attachment: Attachment, member: Member, origin: Origin) -> Seat:
         """The buffer's place for a new member (incarnation 0; its row where the index is one), or for an earlier one.
 
         Raises InputError if there is no such buffer, RankFailed if another member has the place by now.
         """
-        with self._buffers.held(attachment.name) as buffer:
+        with self.buffers.held(attachment.name) as buffer:
             board = Board(buffer.board)
             if attachment.token not in (0, board.claim_token(0)):
                 raise RankFailed(f"buffer {attachment.name!r} was made again, without this member; join again")
@@ -100,25 +100,15 @@ class BufferHost:
         return seat
 
     def _memory(self, name: str, board: Board, member: Member, center: MappedCenter) -> RemoteMemory:
-        memory = self._buffers.remote_memory(name, board.claim_token(0), member.index, center.num_elements)
+        memory = self.buffers.remote_memory(name, board.claim_token(0), member.index, center.num_elements)
         if memory.notes[0] != member.incarnation:
             memory.notes[:] = member.incarnation, 0, 0
         return memory
 
     def view(self, name: str) -> Seat:
         """The buffer, to read only. Raises InputError if there is none."""
-        with self._buffers.held(name) as buffer:
+        with self.buffers.held(name) as buffer:
             return Seat(Board(buffer.board), MappedCenter(buffer.center), NOBODY)
-
-    def create(self, name: str, shape: BufferShape, attempt: int) -> bool:
-        """Whether this attempt made the buffer; see `NamedBuffers.create`."""
-        return self._buffers.create(name, shape, attempt).is_new
-
-    def drop(self, name: str) -> None:
-        self._buffers.drop(name)
-
-    def names(self) -> list[str]:
-        return self._buffers.names()
 
 
 @dataclass(frozen=True, slots=True)

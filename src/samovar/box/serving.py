@@ -249,7 +249,7 @@ class _Connection:
         except ConnectionLost:
             raise
         except (SamovarError, OSError) as error:  # no descriptor is free, say
-            self._refuse(request, error, deadline)
+            _refuse(self._channel, request, str(error), status_of(error), deadline)
             return
         floats = np.frombuffer(text, np.uint8)
         self._channel.send(Reply.to(request, len(text)).pack(), floats, deadline)
@@ -276,7 +276,7 @@ class _Connection:
             try:
                 found = answer(place.seat, request, floats, deadline)
             except SamovarError as error:
-                self._refuse(request, error, deadline)
+                _refuse(self._channel, request, str(error), status_of(error), deadline)
                 return
             # In its turn: what is sent may be the member's kept answer.
             self._channel.send(found.reply.pack(), found.versions, deadline, found.body)
@@ -288,9 +288,6 @@ class _Connection:
             if place.channels.get(self._lane) is not self._channel:
                 raise ConnectionLost("the member has another connection by now")
             yield
-
-    def _refuse(self, request: Request, error: Exception, deadline: Deadline) -> None:
-        _refuse(self._channel, request, str(error), status_of(error), deadline)
 
     def _done(self, request: Request, body: bytes) -> bytes:
         """The answer's text. Raises SamovarError."""
@@ -304,11 +301,11 @@ class _Connection:
                     self._service.detached(place)
             case Kind.CREATE:
                 wanted = Creation.unpack(body)
-                return pack_word(host.create(wanted.name, wanted.shape, wanted.attempt))
+                return pack_word(host.buffers.create(wanted.name, wanted.shape, wanted.attempt).is_new)
             case Kind.DROP:
-                host.drop(unpack_name(body))
+                host.buffers.drop(unpack_name(body))
             case Kind.NAMES:
-                return "\n".join(host.names()).encode()
+                return "\n".join(host.buffers.names()).encode()
             case _:
                 return self._on_board(request, body)
         return b""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from samovar.box.base import Versions
 from samovar.box.board import NUM_WORDS, Member, MemberProgress, Origin, Row
-from samovar.box.buffers import BufferShape, Notes
+from samovar.box.buffers import Buffer, BufferShape, Notes
 from samovar.box.protocol import NOBODY, Attachment
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed
@@ -190,11 +190,15 @@ class NumpyHost:
     def view(self, name: str) -> NumpySeat:
         return NumpySeat(self._center(name), NOBODY)
 
-    def create(self, name: str, shape: BufferShape, _attempt: int) -> bool:
+    @property
+    def buffers(self) -> "NumpyHost":
+        return self
+
+    def create(self, name: str, shape: BufferShape, _attempt: int) -> Buffer:
         is_new = name not in self.centers
         if is_new:
             self.centers[name] = NumpyCenter(replace(shape, max_members=64, with_velocity=True))
-        return is_new
+        return Buffer(-1, -1, is_new)
 
     def drop(self, name: str) -> None:
         if self.centers.pop(name, None) is None:

@@ -275,7 +275,7 @@ def test_a_buffer_is_handed_out_though_a_member_of_another_host_drops_it(
             connection: socket.socket, content: dict[str, object], deadline: Deadline, descriptors: tuple[int, ...] = ()
         ) -> None:
             if "is_new" in content:
-                BufferHost(server.buffers).drop("a")
+                server.buffers.drop("a")
                 server.buffers.create("c", BufferShape(20))
             send(connection, content, deadline, descriptors)
 
@@ -313,7 +313,7 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
             host.attach(Attachment("zzz", 7), NOBODY, ORIGIN)
         with pytest.raises(RankFailed, match="buffer 'a' was made again"):
             host.attach(Attachment("a", 7, token=seat_token + 1), member, ORIGIN)
-        assert host.names() == ["a"]
+        assert host.buffers.names() == ["a"]
         seat.close()
         del seat
     end(box)

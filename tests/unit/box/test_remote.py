@@ -152,7 +152,7 @@ def test_an_operation_goes_on_where_the_connection_broke(
     assert (got == held.values).all()
     assert (weights + got == x + start).all()
     assert held.versions.tolist() == [6] * held.shape.num_chunks
-    assert center.num_reconnects >= 1
+    assert center._line.num_reconnects >= 1
 
 
 def test_a_member_outlives_the_server(box: ServedBox, attach: Attach) -> None:
@@ -173,7 +173,7 @@ def test_a_member_outlives_the_server(box: ServedBox, attach: Attach) -> None:
     assert (weights == 1.5).all()
     assert (held.values == 1.5).all()
     assert center.member == member
-    assert center.num_reconnects == 2
+    assert center._line.num_reconnects == 2
 
 
 def test_a_member_whose_place_is_gone_is_told_to_join_again(box: ServedBox, attach: Attach) -> None:

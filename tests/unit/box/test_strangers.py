@@ -163,7 +163,7 @@ def well_behaved(center: RemoteCenter) -> Iterator[None]:
     got = np.zeros_like(ones)
     center.read(got, in_time())
     assert (got == done[0]).all()
-    assert center.num_reconnects == 0, "it was never cut off"
+    assert center._line.num_reconnects == 0, "it was never cut off"
 
 
 def record(box: ServedBox, attach: Attach) -> bytes:
