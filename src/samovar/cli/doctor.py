@@ -7,7 +7,6 @@ from typing import Annotated
 from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S
-from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
 from samovar.core.machine import CalibrationRecord
 from samovar.core.plain import to_plain
@@ -59,7 +58,7 @@ def doctor(
         if is_quiet(other_programs.share()):
             Kept(state_folder()).keep_machine(record)
         if save is not None:
-            _save(record, save)
+            write_json_atomic(save, to_plain(record), "give --save a file elsewhere")
     if as_json:
         print_json(_as_plain(host, devices, record, findings, links))
     else:
@@ -93,14 +92,6 @@ def _show_links(links: Sequence[HostLinkFigures]) -> None:
             (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
         ]
     show_facts(console, "Between hosts", rows)
-
-
-def _save(record: CalibrationRecord, path: Path) -> None:
-    try:
-        write_json_atomic(path, to_plain(record))
-    except InputError as error:
-        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
-        raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
 
 
 def _as_plain(

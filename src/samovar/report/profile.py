@@ -115,7 +115,7 @@ def profile_of(timed: Timed) -> Profile:
 
 def save_profile(profile: Profile, path: Path) -> None:
     """Write it as JSON, whole or not at all. Raises InputError."""
-    write_json_atomic(path, to_plain(profile))
+    write_json_atomic(path, to_plain(profile), "give the profile a file elsewhere")
 
 
 def _checked(profile: Profile) -> Profile:

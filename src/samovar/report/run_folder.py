@@ -17,6 +17,7 @@ from samovar.core.plain import to_plain
 
 DEFAULT_PARENT = Path("runs")
 _MAX_NAME_LENGTH = 60
+_ADVICE = "make room there or give another folder with --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +149,17 @@ def strategy_settings(config: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None and value is not False}
 
 
-def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
+def write_json_atomic(path: Path, data: Mapping[str, object], advice: str = _ADVICE) -> None:
     """Write `data` to `path` as indented JSON: the old file or the new one, never half of one.
 
-    Raises InputError if the disk refuses; the old file then stays.
+    Raises InputError, which `advice` ends, if the disk refuses; the old file then stays.
     """
     text = json.dumps(to_plain(data), indent=2, allow_nan=False) + "\n"
-    write_atomic(path, text.encode())
+    write_atomic(path, text.encode(), advice)
 
 
-def write_atomic(path: Path, content: bytes, advice: str = "make room there or give another folder with --out") -> None:
-    """The same for bytes; `advice` ends the error."""
+def write_atomic(path: Path, content: bytes, advice: str = _ADVICE) -> None:
+    """The same for bytes."""
     try:
         publish_file(path, [content])
     except OSError as error:

@@ -121,8 +121,8 @@ def test_a_file_of_another_kind_is_not_replaced(words: tuple[str, ...], tmp_path
 def test_a_disk_that_refuses_the_file_is_told() -> None:
     ended = doctor("--save", "/proc/calibration.json")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("samovar: error: --save /proc/calibration.json: cannot be written: ")
-    assert ended.stderr.endswith("; give a file elsewhere\n")
+    assert ended.stderr.startswith("samovar: error: /proc/calibration.json cannot be written: ")
+    assert ended.stderr.endswith("; give --save a file elsewhere\n")
 
 
 def test_it_ends_with_the_strategies_that_fit() -> None:
