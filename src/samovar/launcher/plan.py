@@ -100,6 +100,8 @@ def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
     if out is None or not is_there(out) or not out.is_dir():
         return
     folder = RunFolder(out)
+    if folder.metrics.exists() and not folder.config.exists():
+        raise InputError(f"--out {out}: has the figures of a loop (metrics.jsonl); give another folder")
     has_ended, has_saved = folder.result.exists(), not SnapshotStore(folder.snapshots).is_empty()
     has_more = has_ended or has_saved
     # One that began with the same snapshot begins once more: its lines beyond that are dropped.

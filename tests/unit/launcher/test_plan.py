@@ -80,3 +80,9 @@ def test_a_run_that_was_killed_before_it_saved_begins_again(tmp_path: Path) -> N
     _require_not_ended(folder, start)
     with pytest.raises(InputError, match=r"has a run that did not end; give another folder$"):
         _require_not_ended(folder, other)
+
+
+def test_the_figures_of_a_loop_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match=r"has the figures of a loop \(metrics.jsonl\); give another folder$"):
+        _require_not_ended(tmp_path, None)
