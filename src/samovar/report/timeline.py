@@ -64,11 +64,12 @@ def moved_part(path: Path, offset_s_at: Callable[[float], float]) -> bytes:
 
 
 def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list[PartHeader]:
-    """Make `target`, a gzipped JSON file, of all existing parts; return what their ranks said of themselves.
+    """Make `target`, a gzipped JSON file, of all parts that are there, not empty; return what their ranks said.
 
     `about` goes into its "otherData". Cost: the memory of all exchanges' ends, not of all spans. Raises OSError.
     """
-    headers = [_header(part) for part in parts if part.exists()]
+    parts = [part for part in parts if part.exists() and part.stat().st_size]
+    headers = [_header(part) for part in parts]
     temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -117,7 +118,7 @@ def _require_drawable(span: Event) -> None:
 def _write(text: TextIOWrapper, parts: Sequence[Path], headers: list[PartHeader], about: dict[str, object]) -> None:
     firsts_s = [header.first_s + header.clock_offset_s for header in headers if header.first_s is not None]
     origin_s, arrows = min(firsts_s, default=0.0), _Arrows()
-    spans = (event for part in parts if part.exists() for event in _events(part, origin_s, arrows))
+    spans = (event for part in parts for event in _events(part, origin_s, arrows))
     text.write('{"traceEvents":[')
     for number, event in enumerate(chain(spans, arrows.events())):  # arrows are known when all spans are
         text.write((",\n" if number else "\n") + json.dumps(event, separators=(",", ":")))
