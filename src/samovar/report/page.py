@@ -318,7 +318,8 @@ def _traffic(comparison: Comparison) -> str:
         buckets = ", ".join(map(units.size, result.bucket_sizes_bytes))
         predicted = units.size(row.bytes_per_step) if row is not None else ""
         num_steps = result.samples / max(1, result.effective_batch)  # of this process, if the run was resumed
-        of_all = units.size(sent * result.steps * result.workers)
+        # Where workers do not wait, the steps of the run may be those of one of them.
+        of_all = units.size(sent * (sum(one.steps for one in result.by_worker) or result.steps * result.workers))
         rate = f"{units.size(sent * num_steps / result.seconds)}/s" if result.seconds else ""
         rows.append([label, units.size(sent), predicted, of_all, rate, buckets, units.size(memory) if memory else ""])
     head = ["run", "sent a step", "predicted", "sent by all", "a worker sends", "buckets", "memory of a worker"]

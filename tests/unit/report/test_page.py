@@ -111,6 +111,16 @@ def test_a_resumed_run_sent_the_bytes_of_its_own_steps(tmp_path: Path) -> None:
     assert f"<td>{1.72432 / STEP_S:.0f} MB/s</td>" in page_of(files.path)
 
 
+def test_workers_that_do_not_wait_sent_the_bytes_of_their_own_steps(tmp_path: Path) -> None:
+    """By the stop rule `first` the run has the steps of the fastest."""
+    files = RunFolder(run_folder(tmp_path / "run", "async-easgd", steps=300))
+    result = read_result(files.result)
+    write_result(
+        files.result, replace(result, by_worker=(result.by_worker[0], replace(result.by_worker[1], steps=100)))
+    )
+    assert f"<td>{1.72432 * 400:.0f} MB</td>" in page_of(files.path)
+
+
 def test_a_run_that_knows_its_own_prediction(tmp_path: Path) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
     own = Foreseen(
