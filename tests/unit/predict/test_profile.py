@@ -56,7 +56,7 @@ def test_files(tmp_path: Path) -> None:
         '[[layers]]\nname = "fc"\nnum_parameters = 10\nforward_s = 0.5\nbackward_s = 1\n'
     )
     assert load_profile(tmp_path / "net.toml").layers == (LayerProfile("fc", "", 10, 0, 0, 0.5, 1.0),)
-    with pytest.raises(InputError, match="^/proc/net.json cannot be written: .*; give the profile a file elsewhere$"):
+    with pytest.raises(InputError, match=r"^/proc/net.json cannot be written: .*; give the profile a file elsewhere$"):
         save_profile(MEASURED, Path("/proc/net.json"))
 
 
