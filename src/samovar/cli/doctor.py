@@ -60,7 +60,8 @@ def doctor(
         if save is not None:
             write_json_atomic(save, to_plain(record), "give --save a file elsewhere")
     if as_json:
-        print_json(_as_plain(host, devices, record, findings, links))
+        found = {"host": host, "devices": devices, "calibration": record, "findings": findings}
+        print_json(found | {"advice": dict(advice(host, links))} | ({"links": links} if links else {}))
     else:
         _show(host, devices, record, findings)
         _show_links(links)
@@ -92,17 +93,6 @@ def _show_links(links: Sequence[HostLinkFigures]) -> None:
             (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
         ]
     show_facts(console, "Between hosts", rows)
-
-
-def _as_plain(
-    host: HostFigures,
-    devices: str,
-    record: CalibrationRecord | None,
-    findings: list[Finding],
-    links: Sequence[HostLinkFigures],
-) -> dict[str, object]:
-    found = {"host": host, "devices": devices, "calibration": record, "findings": findings}
-    return found | {"advice": dict(advice(host, links))} | ({"links": links} if links else {})
 
 
 def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
