@@ -128,9 +128,9 @@ def describe_snapshot(path: Path) -> Description:
 
 
 def _config_facts(path: Path) -> list[tuple[str, Value]]:
-    """The facts of any version's configuration."""
+    """The facts of any version's configuration. Other programs keep a config.json, too."""
     config = read_config(path)
-    if not isinstance(config, dict):
+    if not isinstance(config, dict) or "strategy" not in config:
         raise InputError(f"{path}: is not a run's configuration; give the folder of a run")
     return _settings(config)
 

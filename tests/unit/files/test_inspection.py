@@ -230,9 +230,10 @@ def test_a_run(tmp_path: Path) -> None:
     assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[1]
     folder.log.write_text("2026-11-24T20:00:02.000+00:00 run folder runs/a   (result.json)\n")  # which copies keep
     assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[0]
-    folder.config.write_text("[]")
-    with pytest.raises(InputError, match="not a run's configuration"):
-        describe(tmp_path, NO_FLAGS)
+    for other in ("[]", '{"model_type": "bert"}'):
+        folder.config.write_text(other)
+        with pytest.raises(InputError, match="not a run's configuration"):
+            describe(tmp_path, NO_FLAGS)
 
 
 def test_the_result_of_workers_at_a_box(tmp_path: Path) -> None:
