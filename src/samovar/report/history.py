@@ -176,10 +176,10 @@ class History:
 
     @property
     def accuracy(self) -> float | None:
-        """The last one tested."""
+        """The last one tested after a step."""
         if self.result is not None and self.result.test_accuracy is not None:
             return self.result.test_accuracy
-        return self.accuracies[-1][1] if self.accuracies else None
+        return next((value for test, value in reversed(self.accuracies) if test.step), None)
 
     @property
     def best_accuracy(self) -> float | None:

@@ -80,6 +80,12 @@ def test_a_run(tmp_path: Path) -> None:
     assert "<td>1.72 MB</td>" in text
 
 
+def test_a_run_that_was_stopped_before_a_test_did_not_reach_the_accuracy_of_its_start(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run", steps=50))
+    write_result(files.result, replace(read_result(files.result), test_accuracy=None, stopped_by="SIGINT"))
+    assert "2 workers with sync trained to a loss of 0.0460 in 500 ms, at" in verdict(page_of(files.path))
+
+
 def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
     folders = [run_folder(tmp_path / name, *of) for name, of in (("1", ("sync", 1)), ("2", ("sync", 2)))]
     folders.append(run_folder(tmp_path / "a", "async-easgd", 2))
