@@ -1,7 +1,8 @@
 // A live page asks for itself again, and keeps what its reader has chosen and opened.
 const again = async () => {
   try {
-    const answer = await fetch(location.href, { cache: "no-store" });
+    const signal = AbortSignal.timeout(20000);  // a watch that was stopped, say, does not answer
+    const answer = await fetch(location.href, { cache: "no-store", signal });
     if (!answer.ok) throw answer;  // a sentence about a file, which may be well again later
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const chosen = [...document.querySelectorAll("input:checked")].map((one) => one.id);

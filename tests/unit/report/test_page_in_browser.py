@@ -1,5 +1,6 @@
 """Reports in a real browser: nothing to complain of, in both colour schemes, wide and on a phone."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,21 @@ def test_a_page_outlives_a_file_that_cannot_be_read(opened: Browser, tmp_path: P
         step_lines(tmp_path, 21, 30)
         opened.wait("document.querySelector('h1').textContent.includes('step 30')")
         assert not opened.value("document.body.classList.contains('lost')")
+
+
+def test_a_page_whose_watch_does_not_answer_says_so(opened: Browser, tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 20)
+    goes_on = threading.Event()
+    goes_on.set()
+
+    class Stopped(History):
+        def look(self) -> History:
+            assert goes_on.wait(60.0)
+            return super().look()
+
+    with served(Stopped(tmp_path), "127.0.0.1", 0) as url:
+        opened.open(url)
+        goes_on.clear()
+        opened.wait("document.body.classList.contains('lost')")
+        goes_on.set()
+        opened.wait("!document.body.classList.contains('lost')")
