@@ -42,8 +42,8 @@ def main() -> None:
     # One that the user has closed takes what nobody reads.
     both = (sys.stdout, sys.stderr)
     sys.stdout, sys.stderr = (one or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") for one in both)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name of a file may be no UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper) and (sys.stdout.errors == "strict" or sys.stdout.encoding != "utf-8"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no UTF-8, a net's no ASCII
     commands = importlib.import_module("samovar.cli.commands")
     number = 0
     try:

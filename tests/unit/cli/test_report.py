@@ -111,6 +111,16 @@ def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])
+def test_a_name_that_the_locale_does_not_have_is_escaped(tmp_path: Path, encoding: str) -> None:
+    """Python escapes surrogates alone in the locale C, if its UTF-8 mode is off."""
+    folder = run_folder(tmp_path / "run", net="Café")
+    words = [sys.executable, "-m", "samovar", "watch", str(folder)]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.partition(":")[0], ended.stderr) == (0, "Caf\\xe9", "")
+
+
 def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 2)
     command = [sys.executable, "-m", "samovar", "watch", str(tmp_path), "--web"]
