@@ -24,7 +24,8 @@ class _Printer(rich.console.Console):
 
 def printer() -> rich.console.Console:
     """Writes to stdout, and takes text as it is. It is `quiet` once its reader has gone."""
-    return _Printer(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    is_terminal = sys.stdout.isatty()  # not as rich finds it, for which FORCE_COLOR makes a file a terminal
+    return _Printer(file=sys.stdout, force_terminal=is_terminal, highlight=False, markup=False, emoji=False)
 
 
 def show_lines(console: rich.console.Console, *lines: str, style: str = "") -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 import rich.console
 
-from samovar.report.tables import show_facts, show_table
+from samovar.report.tables import printer, show_facts, show_lines, show_table
 
 COLUMNS = ("layer", "type", "multiply-adds", "bytes")
 ROWS = [("conv1", "Convolution", "35,280,000", "5,644,800"), ("whole", "", "441,000,000", "3")]
@@ -30,6 +30,15 @@ def test_elsewhere_a_line_is_as_long_as_it_must_be() -> None:
         "  conv1  Convolution     35,280,000  5,644,800",
         "  whole                 441,000,000          3",
     ]
+
+
+def test_colours_by_force_do_not_make_a_file_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI often sets FORCE_COLOR, and a value that is broken over lines cannot be searched for."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    show_lines(printer(), "word " * 100, style="bold")
+    assert capsys.readouterr().out == "word " * 100 + "\n"
 
 
 def test_a_wide_terminal_shows_whole_rows_and_sets_the_total_apart() -> None:
