@@ -65,7 +65,7 @@ SAMOVAR_VECTORIZED void settle_and_pull(float* weights, float* center, float* di
 SAMOVAR_VECTORIZED void nesterov(float* weights, float* center, float* velocity, const float* sum, std::size_t size,
                                  float count, float rate, float momentum) {
   for (std::size_t i = 0; i < size; ++i) {
-    const float delta = center[i] - sum[i] / count;
+    const float delta = sum[i] / count;
     const float speed = momentum * velocity[i] + delta;
     const float moved = center[i] - rate * (delta + momentum * speed);
     velocity[i] = speed;

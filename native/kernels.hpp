@@ -22,8 +22,8 @@ void elastic_pull(float* weights, const float* center, float* difference, std::s
 // The end of one exchange and the beginning of the next: c = c + difference;  then as elastic_pull.
 void elastic_exchange(float* weights, float* center, float* difference, std::size_t size, float rate);
 
-// Nesterov's step on the mean of `count` workers' weights, whose sum is given:
-//   delta = center - sum / count;  v = momentum * v + delta;  center = center - rate * (delta + momentum * v);
+// Nesterov's step by the mean of `count` workers' differences from the center, whose sum is given:
+//   delta = sum / count;  v = momentum * v + delta;  center = center - rate * (delta + momentum * v);
 //   weights = center
 // `weights` may be `sum`.
 void outer_step(float* weights, float* center, float* velocity, const float* sum, std::size_t size, float count,

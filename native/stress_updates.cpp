@@ -100,7 +100,7 @@ const Elastic kElastic[] = {
        samovar::outer_step(x, c, v, sum, size, kCount, kRate, kMomentum);
      },
      [](float& x, float sum, float& c, float& v) {
-       const float delta = c - sum / kCount;
+       const float delta = sum / kCount;
        v = kMomentum * v + delta;
        x = c = c - kRate * (delta + kMomentum * v);
      }},

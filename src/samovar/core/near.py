@@ -110,15 +110,14 @@ def elastic_exchange(weights: Flat, center: Flat, differences: Flat, rate: float
 def outer_step(
     weights: Flat, center: Flat, velocity: Flat, summed: Flat, count: int, rate: float, momentum: float
 ) -> None:
-    """A step of SGD with Nesterov's momentum from `center`, by center - summed / count; weights = center."""
+    """A step of SGD with Nesterov's momentum from `center`, by summed / count; weights = center."""
     if not isinstance(weights, NearArray):
         _native.outer_step(weights, center, velocity, summed, count, rate, momentum)
         return
     summed /= np.float32(count)
-    delta = center - summed
     velocity *= np.float32(momentum)
-    velocity += delta
-    delta += np.float32(momentum) * velocity
-    delta *= np.float32(rate)
-    center -= delta
+    velocity += summed
+    summed += np.float32(momentum) * velocity
+    summed *= np.float32(rate)
+    center -= summed
     weights[:] = center

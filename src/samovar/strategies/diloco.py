@@ -98,7 +98,7 @@ def without_gain(chosen: Chosen, _num_workers: int) -> float:
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:
 
-        delta = c - (1/P) sum_i x_i
+        delta = (1/P) sum_i (c - x_i)
         v     = momentum * v + delta
         c     = c - rate * (delta + momentum * v)
         x_i   = c
@@ -109,7 +109,7 @@ class DiLoCo(LocalSteps):
     Evaluated and saved: c; between two exchanges, after `drain`, what an exchange at that moment would make of c.
 
     Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
-    floats, and two passes over them.
+    floats, and three passes over them.
 
     Source: Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models.
     """
@@ -162,16 +162,17 @@ class DiLoCo(LocalSteps):
         self._ahead = None
 
     def _exchange(self) -> None:
-        self._sum_weights()
+        self._sum_differences()
         self._step_center(self._weights, self._center, self._velocity)
         self._is_common = True
 
-    def _sum_weights(self) -> None:
-        self._shared[:] = self._weights
+    def _sum_differences(self) -> None:
+        self._shared[:] = self._center
+        self._shared -= self._weights
         self._all_reduce.run(self._deadline())
 
     def _step_center(self, *arrays: Array) -> None:
-        """weights = center = a step by the sum of all weights; statistics would overshoot, so c has their mean."""
+        """weights = center = a step by the sum of all differences; statistics would overshoot, so c has their mean."""
         for part, outer in ((slice(self._num_learned), self._outer), (slice(self._num_learned, None), (1.0, 0.0))):
             weights, center, velocity, summed = (array[part] for array in (*arrays, self._shared))
             self._outer_step(weights, center, velocity, summed, *outer)
@@ -182,7 +183,7 @@ class DiLoCo(LocalSteps):
     def drain(self) -> None:
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""
         if not self._is_common and self._ahead is None:
-            self._sum_weights()
+            self._sum_differences()
             self._step_center(self._shared, self._center.copy(), self._velocity.copy())
             self._ahead = self._shared
 
@@ -225,7 +226,7 @@ class StreamingDiLoCo(DiLoCo):
                         delta = (1/P) sum_i d_i
         at t + delay    v     = momentum * v + delta
                         c     = c - rate * (delta + momentum * v)
-                        x_i   = mixing * x_i + (1 - mixing) * c
+                        x_i   = c + mixing * (x_i - c)
 
     The sum travels behind the steps in between. With a codec it is that of encoded messages, each with what the ones
     before left out, e_i on rank i:

@@ -74,10 +74,11 @@ class Fragment:
             outer.apply(self.summed, self.center, self.velocity, self.num_learned)
 
     def mix(self, share: float) -> None:
-        """x_i = share x_i + (1 - share) c"""
+        """x_i = c + share (x_i - c): where it is c, it keeps its bits."""
         if share:
+            self.weights -= self.center
             self.weights *= np.float32(share)
-            self.weights += np.float32(1.0 - share) * self.center
+            self.weights += self.center
         else:
             self.weights[:] = self.center
 

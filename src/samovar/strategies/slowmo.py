@@ -30,7 +30,7 @@ from samovar.transports.base import Array
 class SlowMo(DiLoCo):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and u = 0 at first:
 
-        delta = c - (1/P) sum_i x_i
+        delta = (1/P) sum_i (c - x_i)
         u     = momentum * u + delta
         c     = c - rate * u
         x_i   = c
@@ -38,7 +38,7 @@ class SlowMo(DiLoCo):
     which at a constant learning rate gamma is the paper's u' = u / gamma. With rate 1 and momentum 0 it is `local-sgd`.
     Evaluated and saved: as `DiLoCo`.
 
-    Cost: as `DiLoCo`; three passes over N floats.
+    Cost: as `DiLoCo`; four passes over N floats.
 
     Source: Wang, Tantia, Ballas and Rabbat 2020, SlowMo, equations 2 and 3.
     """
@@ -46,8 +46,7 @@ class SlowMo(DiLoCo):
     def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
         rate, momentum = (np.float32(value) for value in outer)
         summed /= np.float32(self._world_size)
-        delta = center - summed
         velocity *= momentum
-        velocity += delta
+        velocity += summed
         center -= rate * velocity
         weights[:] = center

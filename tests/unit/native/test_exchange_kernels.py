@@ -51,7 +51,7 @@ def test_outer_step(count: int, in_place: bool) -> None:
     momentum = np.float32(0.9)
     for rate, (x, center, velocity, total) in cases(4):
         with np.errstate(all="ignore"):
-            delta = center - total / np.float32(count)
+            delta = total / np.float32(count)
             v = momentum * velocity + delta
             moved = center - np.float32(rate) * (delta + momentum * v)
         weights = total if in_place else x
