@@ -143,6 +143,19 @@ def test_wrong_settings_are_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_frozen_layer_keeps_its_bits(digits: Path, tmp_path: Path) -> None:
+    net = write_net(tmp_path, digits)
+    net.write_text(net.read_text().replace("lr_mult: 1", "lr_mult: 0", 1))
+    solver = write_solver(net, 4, snapshot=4, test_initialization="false")
+
+    def convolution(workers: int, *flags: object) -> bytes:
+        succeed(*arguments_of(solver, *flags, "--out", f"{workers}", workers=workers), folder=tmp_path)
+        snapshot = read_snapshot(tmp_path / f"{workers}" / "snapshots" / "step_00000004")
+        return np.asarray(snapshot.parts["weights"]["conv1/0"]).tobytes()
+
+    assert convolution(3, "--strategy", "local-sgd", "--sync-period", 2) == convolution(1)
+
+
 @pytest.mark.parametrize("strategy", ["sync", pytest.param("local-sgd", marks=pytest.mark.slow)])
 def test_statistics_are_the_ranks_mean_where_they_are_evaluated(strategy: str, digits: Path, tmp_path: Path) -> None:
     """Each rank's BatchNorm has its own; resumed from the middle, the same bits come out."""

@@ -5,7 +5,7 @@ Offsets and sizes count elements of 4 bytes (float32). Every parameter starts on
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -101,6 +101,10 @@ class Layout:
     @property
     def learned(self) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.spec.is_learned)
+
+    def parts(self, names: Collection[str]) -> tuple[slice, ...]:
+        """The places of these parameters, each with the padding behind it."""
+        return tuple(slice(entry.offset, _aligned(entry.stop)) for entry in self.entries if entry.spec.name in names)
 
     def cut(self, lengths: Sequence[int]) -> tuple[Bucket, ...]:
         """Buckets of `lengths` learned parameters each, in order; the lengths must add up to all of them."""

@@ -33,13 +33,15 @@ class Buffers:
     """This rank's flat weights, gradients and solver's histories, float32 (N,) each, in memory of collectives.
 
     `histories` may be left out where every rank updates every bucket. The last `num_exact` gradients are none, but
-    counts that come with them: their buckets hold nothing else, and are never compressed.
+    counts that come with them: their buckets hold nothing else, and are never compressed. Nobody changes weights that
+    are `frozen`.
     """
 
     weights: Region
     gradients: Region
     histories: tuple[Region, ...] = ()
     num_exact: int = 0
+    frozen: tuple[slice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

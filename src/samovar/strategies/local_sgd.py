@@ -131,6 +131,7 @@ class LocalSgd(LocalSteps):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        self._frozen = place.buffers.frozen
         self._is_common = True  # x_i is the same on all ranks
         self._mean: Array | None = None  # of weights that are not
 
@@ -146,6 +147,8 @@ class LocalSgd(LocalSteps):
         self._shared[:] = self._weights
         self._all_reduce.run(self._deadline())
         self._shared /= np.float32(self._world_size)
+        for part in self._frozen:  # the mean of equal values may be another one
+            self._shared[part] = self._weights[part]
         return self._shared
 
     def drain(self) -> None:

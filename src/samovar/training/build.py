@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -15,7 +15,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.device import BF16, CPU
 from samovar.core.errors import InputError
-from samovar.core.layout import Bucket
+from samovar.core.layout import Bucket, Layout
 from samovar.core.trace import Trace
 from samovar.data.reader import BatchReader, WithoutData
 from samovar.data.stream import BatchStream
@@ -125,7 +125,7 @@ def build_learner(
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, num_apart)
     collective = chosen_collective(config, memory, buckets)
     sharing = divided(config, sharing, caffe, collective, connect_near is not None)
-    memory = with_histories(memory, transport, sharing, caffe)
+    memory = replace(with_histories(memory, transport, sharing, caffe), frozen=_frozen(net, layout))
     weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
     model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
     sharing, solver, of_momentum = _solver(config, caffe, sharing, model, net, memory, start)
@@ -162,6 +162,11 @@ def _placed(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, 
 def computing_notices(config: RunConfig, device: torch.device | None) -> tuple[str, ...]:
     """Notices about the precision and the device."""
     return *precision_warnings(config.precision, device), *device_notices(device, config.workers, config.device)
+
+
+def _frozen(net: CaffeNet, layout: Layout) -> tuple[slice, ...]:
+    """The weights that neither the solver nor a forward pass changes."""
+    return layout.parts([info.name for info in net.parameter_infos if not (info.lr_mult or info.is_statistic)])
 
 
 def _begin(strategy: Strategy, start: ResumePoint | None, center: RunCenter | None, *, pulls: bool) -> None:

@@ -43,6 +43,7 @@ class RankMemory:
 
     `sums` are the gradient itself, or with --exact a row for each sum of slices; the solver reads the first one.
     `exchanged` has the weights on the device, and pinned memory of the host in which they are exchanged with a center.
+    Nobody changes weights that are `frozen`.
     """
 
     weights: Region
@@ -50,11 +51,12 @@ class RankMemory:
     sums: Region
     histories: tuple[Region, ...]
     exchanged: StagedBuffer | None = None
+    frozen: tuple[slice, ...] = ()
 
     @property
     def of_strategy(self) -> Buffers:
         if self.exchanged is None:
-            return Buffers(self.weights, self.gradients, self.histories)
+            return Buffers(self.weights, self.gradients, self.histories, frozen=self.frozen)
         host = NearRegion(self.exchanged.host.array_N)  # no other rank reads it
         return Buffers(cast(Region, host), cast(Region, host.part(0, 0)))
 

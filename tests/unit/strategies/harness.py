@@ -41,6 +41,7 @@ class Job:
     first_step: int = 0
     resumed: tuple["Left", ...] = ()
     drain_each_step: bool = False
+    frozen: tuple[slice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def train(
     buckets = LAYOUT.buckets(job.config.bucket_size_bytes)
     collectives = engine(transport, lambda _num_bytes: job.config.collective)
     weights.array[:] = job.resumed[rank].weights if job.resumed else job.start
-    strategy = build_strategy(job.config, collectives, buckets, Buffers(weights, gradients), deadline)
+    buffers = Buffers(weights, gradients, frozen=job.frozen)
+    strategy = build_strategy(job.config, collectives, buckets, buffers, deadline)
     if job.resumed:
         strategy.load_state_dict(job.resumed[rank].state)
     met, centers = [], []
