@@ -11,7 +11,7 @@ from tests.multiproc.command import succeed
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 LENGTHS = (2, 5, 0)  # of the rank program, batches per epoch
-GLOO_PROGRAM = Path(__file__).with_name("replicate_gloo_program.py")
+TWO_PROGRAM = Path(__file__).with_name("replicate_two_program.py")
 
 
 @cache
@@ -123,9 +123,10 @@ def test_those_without_data_take_part_in_a_state_that_others_take() -> None:
     assert [result["steps"] for result in of("saved_in_every_step")] == [5, 5]
 
 
-def test_one_pass_for_two_replicas_ends_where_exchanges_go_one_after_the_other(tmp_path: Path) -> None:
-    """Between hosts, by gloo, exchanges take place in the order in which a rank begins them."""
-    ended = succeed("run", "-n", 2, "--transport", "gloo", GLOO_PROGRAM, folder=tmp_path, forks_scripts=True)
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_one_pass_for_two_replicas_ends_where_exchanges_go_one_after_the_other(tmp_path: Path, transport: str) -> None:
+    """As between hosts, where exchanges take place in the order in which a rank begins them."""
+    ended = succeed("run", "-n", 2, "--transport", transport, TWO_PROGRAM, folder=tmp_path, forks_scripts=True)
     first, second = (line.partition(": ")[2] for line in ended.output.splitlines())
     assert first == second
     assert first.startswith("3 3 ")
