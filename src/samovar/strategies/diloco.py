@@ -15,7 +15,7 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
+from samovar.strategies.fragments import Fragment, Phase, cut
 from samovar.strategies.local_sgd import LocalSteps, residual_notes, residuals_fit, take_array
 from samovar.strategies.recipe import Recipe, always, by_root
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS_DIFFERENCES, SYNC_PERIOD
@@ -163,7 +163,7 @@ class DiLoCo(LocalSteps):
 
     def _exchange(self) -> None:
         self._sum_differences()
-        self._step_center(self._weights, self._center, self._velocity)
+        self._step_center(self._num_learned, self._weights, self._center, self._velocity, self._shared)
         self._is_common = True
 
     def _sum_differences(self) -> None:
@@ -171,10 +171,10 @@ class DiLoCo(LocalSteps):
         self._shared -= self._weights
         self._all_reduce.run(self._deadline())
 
-    def _step_center(self, *arrays: Array) -> None:
+    def _step_center(self, num_learned: int, *arrays: Array) -> None:
         """weights = center = a step by the sum of all differences; statistics would overshoot, so c has their mean."""
-        for part, outer in ((slice(self._num_learned), self._outer), (slice(self._num_learned, None), (1.0, 0.0))):
-            weights, center, velocity, summed = (array[part] for array in (*arrays, self._shared))
+        for part, outer in ((slice(num_learned), self._outer), (slice(num_learned, None), (1.0, 0.0))):
+            weights, center, velocity, summed = (array[part] for array in arrays)
             self._outer_step(weights, center, velocity, summed, *outer)
 
     def _outer_step(self, weights: Array, center: Array, velocity: Array, summed: Array, *outer: float) -> None:
@@ -184,7 +184,8 @@ class DiLoCo(LocalSteps):
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""
         if not self._is_common and self._ahead is None:
             self._sum_differences()
-            self._step_center(self._shared, self._center.copy(), self._velocity.copy())
+            center, velocity = self._center.copy(), self._velocity.copy()
+            self._step_center(self._num_learned, self._shared, center, velocity, self._shared)
             self._ahead = self._shared
 
     def forget_drained(self) -> None:
@@ -237,7 +238,7 @@ class StreamingDiLoCo(DiLoCo):
     way, and of the other fragments what an exchange at that moment would make of c.
 
     Cost: 3N floats of memory in addition to weights and gradients, with a codec 4N. Each H / F steps it needs one
-    all-reduce of N / F floats, or of their messages, and nine passes over them.
+    all-reduce of N / F floats, or of their messages, and five passes over them.
 
     Sources: Douillard et al. 2025, Streaming DiLoCo with overlapping communication; Seide et al. 2014 (error feedback).
     """
@@ -249,7 +250,6 @@ class StreamingDiLoCo(DiLoCo):
         self._num_fragments, self._delay = int(chosen["fragments"]), int(chosen["delay_steps"])
         self._mixing, self._tell = float(chosen["mixing"]), place.callback.tell
         super().__init__(place)
-        self._outer_sgd = OuterStep(self._world_size, *self._outer)
         self._fragments = [self._fragment(number, *opened) for number, opened in enumerate(self._runners)]
 
     @property
@@ -268,7 +268,7 @@ class StreamingDiLoCo(DiLoCo):
                 fragment.post()
         for fragment in self._fragments:
             if fragment.phase is Phase.AWAITED and self._is_due(fragment, step - self._delay):
-                fragment.land(self._deadline(), self._outer_sgd)
+                fragment.land(self._deadline(), self._step_center)
                 fragment.mix(self._mixing)
                 fragment.phase = Phase.OWN if self._delay else Phase.COMMON
 
@@ -303,14 +303,14 @@ class StreamingDiLoCo(DiLoCo):
     def _land(self) -> None:
         """Complete the sums that are under way, which all ranks have begun; workers take them when it is time."""
         for fragment in self._fragments:
-            fragment.land(self._deadline(), self._outer_sgd)
+            fragment.land(self._deadline(), self._step_center)
 
     def drain(self) -> None:
         """Complete what is under way, and find what exchanges now would make of the other fragments of c."""
         self._land()
         if self._ahead is None and any(fragment.phase is Phase.OWN for fragment in self._fragments):
             for fragment in self._fragments:
-                fragment.look_ahead(self._deadline(), self._outer_sgd)
+                fragment.look_ahead(self._deadline(), self._step_center)
             self._ahead = self._shared
 
     def state_dict(self) -> State:

@@ -1,8 +1,10 @@
 """Runs of the flat weights that are exchanged one by one, each behind the computation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,24 +15,8 @@ from samovar.core.layout import ALIGNMENT_ELEMENTS
 from samovar.transports.base import Array
 
 
-@dataclass(frozen=True, slots=True)
-class OuterStep:
-    """A step of SGD with Nesterov's momentum, by the mean of `world_size` differences; by that alone if not learned."""
-
-    world_size: int
-    rate: float
-    momentum: float
-
-    def apply(self, differences: Array, center: Array, velocity: Array, num_learned: int) -> None:
-        """Change center and velocity in place, by the sum of differences, whose array is scratch afterwards."""
-        rate, momentum = np.float32(self.rate), np.float32(self.momentum)
-        differences /= np.float32(self.world_size)
-        moves, velocity = differences[:num_learned], velocity[:num_learned]
-        velocity *= momentum
-        velocity += moves
-        moves += momentum * velocity
-        moves *= rate
-        center -= differences
+# step(num_learned, weights, center, velocity, differences): c and v make a step by the sum of differences; weights = c.
+OuterStep: TypeAlias = Callable[[int, Array, Array, Array, Array], None]
 
 
 class Phase(IntEnum):
@@ -66,12 +52,12 @@ class Fragment:
         self.runner.start()
         self.phase, self.is_under_way = Phase.AWAITED, True
 
-    def land(self, deadline: Deadline, outer: OuterStep) -> None:
+    def land(self, deadline: Deadline, step: OuterStep) -> None:
         """Complete the sum that is under way, and step c with it."""
         if self.is_under_way:
             self.runner.finish(deadline)
             self.is_under_way = False
-            outer.apply(self.summed, self.center, self.velocity, self.num_learned)
+            step(self.num_learned, self.summed, self.center, self.velocity, self.summed)
 
     def mix(self, share: float) -> None:
         """x_i = c + share (x_i - c): where it is c, it keeps its bits."""
@@ -82,16 +68,16 @@ class Fragment:
         else:
             self.weights[:] = self.center
 
-    def look_ahead(self, deadline: Deadline, outer: OuterStep) -> None:
+    def look_ahead(self, deadline: Deadline, step: OuterStep) -> None:
         """summed = c as an exchange now would make it; else nothing changes."""
-        ahead = self.center.copy()
-        if self.phase is Phase.OWN:
-            kept = self.residual.copy()
-            np.subtract(self.center, self.weights, out=self.summed)
-            self.runner.run(deadline)
-            self.residual[:] = kept
-            outer.apply(self.summed, ahead, self.velocity.copy(), self.num_learned)
-        self.summed[:] = ahead
+        if self.phase is not Phase.OWN:
+            self.summed[:] = self.center
+            return
+        kept = self.residual.copy()
+        np.subtract(self.center, self.weights, out=self.summed)
+        self.runner.run(deadline)
+        self.residual[:] = kept
+        step(self.num_learned, self.summed, self.center.copy(), self.velocity.copy(), self.summed)
 
 
 def cut(num_elements: int, num_parts: int) -> list[slice]:
