@@ -31,7 +31,7 @@ from samovar.core.layout import Bucket
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
-from samovar.frontends.caffe.layers.random_layer import Dropout
+from samovar.frontends.caffe.layers.activations import Dropout
 from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.solver import load_solver

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samovar.frontends.caffe.definition import load_net
-from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.layers.base import RandomLayer
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.wiring import Step
 from tests.gpu.gpus import needs_gpu

@@ -10,8 +10,7 @@ from torch import nn
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
-from samovar.frontends.caffe.layers.base import Layer, on_device
-from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.layers.base import Layer, RandomLayer, on_device
 from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
 from samovar.frontends.caffe.parameters import Footprint, ParameterInfo, Room
 from samovar.frontends.caffe.spec import Phase, Shape, text

@@ -13,12 +13,12 @@ import numpy as np
 from samovar.core.errors import InputError
 from samovar.formats.caffe.files import write_whole
 from samovar.formats.onnx import Dimension, OnnxGraph
+from samovar.frontends.caffe.layers.activations import Dropout
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
 from samovar.frontends.caffe.layers.inner_product import InnerProduct
 from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
 from samovar.frontends.caffe.layers.pooling import Pooling
-from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.layers.shaping import Reshape
 from samovar.frontends.caffe.module import AnyPath, Net
 from samovar.frontends.caffe.onnx_values import TRANSLATIONS, Floats, Scope, Translation

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from samovar.data.order import SAMPLE_NUMBERS
-from samovar.frontends.caffe.layers.random_layer import sample_words
+from samovar.frontends.caffe.layers.base import sample_words
 from samovar.frontends.caffe.net import CaffeNet
 
 BuildNet = Callable[..., CaffeNet]

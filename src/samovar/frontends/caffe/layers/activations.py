@@ -1,13 +1,15 @@
-"""Layers that work value by value (ReLU and its relatives, sigmoids, powers, logarithms), and Softmax."""
+"""Layers that work value by value (ReLU and its relatives, sigmoids, powers, logarithms, Dropout), and Softmax."""
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.frontends.caffe.layers.base import KEPT, Layer
+from samovar.core.buffer import sent
+from samovar.frontends.caffe.layers.base import KEPT, Layer, RandomLayer
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
 
@@ -206,6 +208,37 @@ class Threshold(Layer):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return ((x > self.threshold).to(x.dtype),)
+
+
+class Dropout(RandomLayer):
+    """In training each value is kept with probability 1 - ratio and then divided by it, else 0; in test y = x.
+    Reference: Srivastava et al., Dropout, 2014."""
+
+    memory_order = KEPT
+    takes_half = True
+    settings = ("dropout_param",)
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
+        ratio = spec.finite("dropout_param", "dropout_ratio")
+        if not 0 < ratio < 1:
+            raise spec.error(
+                f"dropout_ratio: {ratio:g}; it must be between 0 and 1 (for 0 remove the layer)",
+                "dropout_param.dropout_ratio",
+            )
+        self.is_random = spec.is_training
+        self.threshold = np.uint32(min(round(ratio * 2**32), 2**32 - 1))
+        self.scale = 1 / (1 - ratio)
+
+    def work_as(self, is_training: bool) -> None:
+        self.is_random = is_training
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.is_random:
+            return (x,)
+        kept = self.words(tuple(x.shape)) >= self.threshold
+        mask = sent(torch.from_numpy(np.asarray(kept)), x.device).to(x.dtype).mul_(self.scale)
+        return (x * mask,)
 
 
 def _log_base(spec: LayerSpec, owner: str) -> float:

@@ -1,9 +1,17 @@
-"""The base of all layer types."""
+"""The base of all layer types, and of those that draw random numbers.
 
+Draws depend on the seed, the layer's name and the sample alone. So a sample has the same ones on any worker, in any
+batch, and in every repetition.
+"""
+
+import hashlib
 from collections.abc import Callable, Sequence
+from math import prod
 from operator import attrgetter
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -161,3 +169,53 @@ class Layer(nn.Module):
     def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
         owner, _, name = attribute.rpartition(".")
         self.get_submodule(owner).register_parameter(name, parameter)
+
+
+Words = npt.NDArray[np.uint32]
+
+_WORDS_PER_BLOCK = 8  # one step of Philox's counter gives four words of 64 bits
+
+
+class RandomLayer(Layer):
+    """A layer that draws in forward; the net sets `sample_numbers` (global counters, int64 (N,)) before each.
+    A sample's counter rises over the whole run, so (seed, layer, counter) is unique for every draw of every step."""
+
+    def build(self, spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
+        self.seed = self._store.seed
+        digest = hashlib.sha256(f"{self.seed} {spec.name} draws".encode()).digest()
+        self._key = np.frombuffer(digest[:16], "<u8").copy()
+        self.is_random = True
+        self.sample_numbers = torch.zeros(1, dtype=torch.int64)
+        self.rows = (0, 0)  # of the batch that the net is built for, and of the present one; set with the numbers
+
+    def numbers_for(self, shape: Shape) -> npt.NDArray[np.int64]:
+        """The samples' numbers; the first one alone if samples do not divide the first axis evenly."""
+        numbers = self.sample_numbers.numpy()
+        return numbers[:1] if not shape or shape[0] % len(numbers) else numbers
+
+    def words(self, shape: Shape) -> Words:
+        """Random words, uint32 of `shape`, a function of `numbers_for(shape)`. Cost: 1 ns a word (Philox)."""
+        numbers = self.numbers_for(shape)
+        return sample_words(self._key, numbers, prod(shape) // len(numbers)).reshape(shape)
+
+    def uniforms(self, shape: Shape, like: torch.Tensor) -> torch.Tensor:
+        """Uniform on [0, 1) in steps of 2^-24, float32, on the device of `like`."""
+        values = (self.words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        return sent(torch.from_numpy(values), like.device)
+
+
+def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], count: int) -> Words:
+    """uint32 (len(numbers), count): row i is a function of (key, numbers[i]) alone. Sample n owns `blocks` steps of
+    Philox's counter from n * blocks on, so runs of consecutive samples are drawn at once."""
+    blocks = -(-count // _WORDS_PER_BLOCK)
+    rows = np.empty((len(numbers), count), np.uint32)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    for run in np.split(np.arange(len(numbers)), breaks):
+        if not len(run) or not count:
+            continue
+        start = int(numbers[run[0]]) * blocks
+        counter = np.array([start % 2**64, start >> 64, 0, 0], np.uint64)
+        raw = np.random.Philox(key=key, counter=counter).random_raw(len(run) * blocks * 4)
+        little = raw.astype("<u8", copy=False).view("<u4").reshape(len(run), -1)
+        rows[run] = little[:, :count]
+    return rows

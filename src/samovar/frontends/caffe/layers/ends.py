@@ -11,8 +11,7 @@ from samovar.core.durable import write_file
 from samovar.core.errors import InputError
 from samovar.formats.caffe.hdf5 import made_in_memory
 from samovar.formats.caffe.schema import Message, message_class
-from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.layers.base import Layer, RandomLayer
 from samovar.frontends.caffe.parameters import check_filler, fill_rows
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked
 

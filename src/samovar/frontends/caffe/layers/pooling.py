@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from samovar import _native
 from samovar.formats.caffe.schema import message_class
 from samovar.frontends.caffe.layers import kernels
-from samovar.frontends.caffe.layers.base import KEPT
-from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.layers.base import KEPT, RandomLayer
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 
 _MAX, _AVE, _STOCHASTIC = 0, 1, 2  # PoolingParameter.PoolMethod

@@ -19,7 +19,6 @@ from samovar.frontends.caffe.layers import (
     losses,
     normalization,
     pooling,
-    random_layer,
     recurrent,
     shaping,
 )
@@ -106,7 +105,7 @@ INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
 
 _MODULES = (
     *(activations, classification, combining, convolution, ends, inner_product, normalization),
-    *(losses, pooling, random_layer, recurrent, shaping),
+    *(losses, pooling, recurrent, shaping),
 )
 _BASES = ("Classification", "Layer", "RandomLayer")
 _LAYERS: dict[str, type[Layer]] = {
