@@ -11,10 +11,9 @@ from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.layers.base import Layer, RandomLayer, on_device
-from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
 from samovar.frontends.caffe.parameters import Footprint, ParameterInfo, Room
 from samovar.frontends.caffe.spec import Phase, Shape, text
-from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
+from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring, planned, separate_rectifiers
 from samovar.model.half import NetOutput
 
 
