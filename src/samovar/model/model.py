@@ -12,7 +12,7 @@ from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.stateful import State, StateValue
-from samovar.model.direct import FactorPlaces, GradientSink
+from samovar.model.direct import FactorPlaces, GradientSink, put
 from samovar.model.half import HalfWeights, NetOutput
 
 BucketHook = Callable[[Bucket], None]
@@ -227,9 +227,6 @@ def _take_gradient(parameter: torch.Tensor) -> None:
     gradient = parameter.grad
     if gradient is None:  # the layer wrote it into the sink itself
         return
-    if sink.accumulate:
-        sink.view.add_(gradient)
-    else:
-        sink.view.copy_(gradient)
+    put(sink.view, gradient, sink.accumulate)
     parameter.grad = None
     sink.written()

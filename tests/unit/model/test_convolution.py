@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from samovar.model.convolution import ConvolutionWindow, convolution
-from samovar.model.direct import GradientSink
+from samovar.model.direct import ConvolutionWindow, GradientSink, convolution
 from samovar.model.half import use_half
 
 LAST = torch.channels_last

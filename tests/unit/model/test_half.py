@@ -9,8 +9,7 @@ from torch import nn
 from samovar.core.buffer import FlatBuffer
 from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket
-from samovar.model.convolution import ConvolutionWindow, convolution
-from samovar.model.direct import linear
+from samovar.model.direct import ConvolutionWindow, convolution, linear
 from samovar.model.half import NetOutput, half_of, precision_warnings
 from samovar.model.model import Model, layout_of
 

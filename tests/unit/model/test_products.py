@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from samovar.model import products
-from samovar.model.products import pointwise_convolution, product, put_product
+from samovar.model import direct
+from samovar.model.direct import pointwise_convolution, product, put_product
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (16, 300, 40), (64, 33, 129)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -23,8 +23,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
 @pytest.fixture(params=[False, True], ids=["onednn", "mkl"])
 def is_by_mkl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whichever of the two this machine's processor prefers, the other one is right, too."""
-    monkeypatch.setattr(products, "_HAS_WIDE_MKL", request.param)
-    monkeypatch.setattr(products, "_LARGE_BYTES", 10_000)
+    monkeypatch.setattr(direct, "_HAS_WIDE_MKL", request.param)
+    monkeypatch.setattr(direct, "_LARGE_BYTES", 10_000)
     return bool(request.param)
 
 

@@ -14,7 +14,7 @@ from samovar.frontends.caffe.costs import NetTimer
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.net import CaffeNet, build_net
-from samovar.model import products
+from samovar.model import direct
 from tests.fake_device import AWAY, Away, away_mode
 from tests.unit.frontends.caffe.conftest import BuildNet
 from tests.unit.frontends.caffe.reference.case import Array, Case, Draw
@@ -49,7 +49,7 @@ def test_native_kernels_are_for_the_cpu() -> None:
     assert not kernels.takes(x)
     assert not kernels.takes_channels_last(last)
     assert not kernels.takes_scores(scores, torch.empty(2, 1, dtype=torch.int64, device="meta"))
-    assert not products._is_for_onednn(scores)
+    assert not direct._is_for_onednn(scores)
 
 
 @pytest.mark.parametrize("name", CASES)

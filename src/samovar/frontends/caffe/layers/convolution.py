@@ -11,7 +11,7 @@ from torch import nn
 
 from samovar.frontends.caffe.layers.base import CHANNELS_LAST, PLAIN, Layer
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
-from samovar.model.convolution import ConvolutionWindow, convolution
+from samovar.model.direct import ConvolutionWindow, convolution
 from samovar.model.half import stays_full
 
 _Operation: TypeAlias = Callable[..., torch.Tensor]
