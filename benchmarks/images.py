@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from samovar.data.digits import enlarge, split
-from samovar.formats.published import parse_idx, read_unpacked
+from samovar.data.published import parse_idx, read_unpacked
 
 DIGITS = "digits"
 _TEST_BATCH = 1000

@@ -9,13 +9,13 @@ import torch
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.data.published import parse_idx, read_unpacked
 from samovar.data.reader import BatchReader
 from samovar.files.conversion import read_mean_file
 from samovar.files.inspection import Wanted, describe
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.text import parse_text
-from samovar.formats.published import parse_idx, read_unpacked
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, net_from_message
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver, solver_config

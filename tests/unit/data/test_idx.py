@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.formats.published import parse_idx
+from samovar.data.published import parse_idx
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 CONTENT = struct.pack(">4B3I", 0, 0, 8, 3, 2, 3, 4) + IMAGES.tobytes()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.formats.published import read_unpacked
+from samovar.data.published import read_unpacked
 
 CONTENT = np.random.default_rng(0).integers(0, 4, 100, np.uint8).tobytes()
 GZIP, XZ = gzip.compress(CONTENT), lzma.compress(CONTENT)
