@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
@@ -30,60 +31,33 @@ _PING_S = 1.0
 _STRANGER_S = 5.0  # what is not of this run gets no more time
 
 
-class _Channel(Protocol):
-    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None: ...
-    def receive_head(self, deadline: Deadline) -> bytes: ...
-    def receive(self, num_bytes: int, deadline: Deadline) -> bytes: ...
-    def is_readable(self) -> bool: ...
-    def end(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Sealed:
-    def __init__(self, channel: SecureChannel) -> None:
-        self._channel = channel
-        self.is_readable, self.end, self.close = channel.is_readable, channel.end, channel.close
-
-    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
-        head, *bodies = (np.frombuffer(part, np.uint8) for part in parts)
-        self._channel.send(head.tobytes(), None, deadline)
-        for body in bodies:
-            self._channel.send_body(body, deadline)
-
-    def receive_head(self, deadline: Deadline) -> bytes:
-        return self._channel.receive(deadline)[: _HEAD.size]
-
-    def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
-        body = np.empty(num_bytes, np.uint8)
-        self._channel.receive_body(body, deadline)
-        return body.tobytes()
-
-
 class _Plain:
-    """Raises as `SecureChannel`."""
+    """A connection without encryption, with the methods of `SecureChannel` that a `HostLink` uses."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self._receiving, self._sending = connection, connection.dup()
         self._peer = peer
 
-    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
+    def send(
+        self, header: bytes, body: npt.NDArray[Any], deadline: Deadline, then: npt.NDArray[Any] | None = None
+    ) -> None:
         with Failing(self._peer, self.end, "take"):
             self._sending.settimeout(deadline.timeout_s())
-            self._sending.sendall(b"".join(parts))
+            self._sending.sendall(header + body.tobytes() + (b"" if then is None else then.tobytes()))
 
-    def receive_head(self, deadline: Deadline) -> bytes:
-        return self.receive(_HEAD.size, deadline)
+    def receive(self, deadline: Deadline) -> bytes:
+        header = np.empty(_HEAD.size, np.uint8)
+        self.receive_body(header, deadline)
+        return header.tobytes()
 
-    def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
-        received = bytearray()
+    def receive_body(self, destination: npt.NDArray[Any], deadline: Deadline) -> None:
+        left = memoryview(destination)  # type: ignore[arg-type]
         with Failing(self._peer, self.end, "send"):
-            while len(received) < num_bytes:
+            while left:
                 self._receiving.settimeout(deadline.timeout_s())
-                part = self._receiving.recv(num_bytes - len(received))
-                if not part:
+                if not (count := self._receiving.recv_into(left)):
                     raise ConnectionResetError("closed")
-                received += part
-        return bytes(received)
+                left = left[count:]
 
     def is_readable(self) -> bool:
         return has_arrived(self._receiving)
@@ -108,7 +82,7 @@ class HostLink:
     One thread may send while another receives. After an error neither works any more.
     """
 
-    def __init__(self, channel: _Channel, peer: str, own_address: str) -> None:
+    def __init__(self, channel: SecureChannel | _Plain, peer: str, own_address: str) -> None:
         self.peer = peer
         self.own_address = own_address
         self._channel = channel
@@ -117,10 +91,10 @@ class HostLink:
     def send(self, message: Mapping[str, Any], deadline: Deadline, content: bytes = b"") -> None:
         """Raises DeadlineExceeded, ConnectionLost."""
         assert len(content) <= MOST_BYTES, len(content)
-        text = json.dumps(message).encode()
+        text = np.frombuffer(json.dumps(message).encode(), np.uint8)
         head = _HEAD.pack(_MAGIC, len(text), len(content))
         with self._sending:
-            self._channel.send((head, text, content) if content else (head, text), deadline)
+            self._channel.send(head, text, deadline, np.frombuffer(content, np.uint8) if content else None)
 
     def receive(self, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
         """The next message that is not a sign of life. Raises DeadlineExceeded, ConnectionLost, NotOurs."""
@@ -131,11 +105,10 @@ class HostLink:
 
     def receive_any(self, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
         """The same with signs of life."""
-        magic, text_bytes, content_bytes = _HEAD.unpack(self._channel.receive_head(deadline))
+        magic, text_bytes, content_bytes = _HEAD.unpack_from(self._channel.receive(deadline))
         if magic != _MAGIC or text_bytes > _MOST_JSON_BYTES or content_bytes > MOST_BYTES:
             raise NotOurs(f"{self.peer}: does not speak as a launcher of Samovar")
-        text = self._channel.receive(text_bytes, deadline)
-        content = self._channel.receive(content_bytes, deadline) if content_bytes else b""
+        text, content = (self._receive_body(size, deadline) for size in (text_bytes, content_bytes))
         try:
             message = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -143,6 +116,11 @@ class HostLink:
         if not isinstance(message, dict):
             raise NotOurs(f"{self.peer}: sent {type(message).__name__}, not an object")
         return message, content
+
+    def _receive_body(self, num_bytes: int, deadline: Deadline) -> bytes:
+        body = np.empty(num_bytes, np.uint8)
+        self._channel.receive_body(body, deadline)
+        return body.tobytes()
 
     @property
     def is_gone(self) -> bool:
@@ -159,7 +137,7 @@ class HostLink:
 
 def sealed_link(channel: SecureChannel) -> HostLink:
     """A connection whose other side has shown the key."""
-    return HostLink(_Sealed(channel), channel.peer, channel.own_address)
+    return HostLink(channel, channel.peer, channel.own_address)
 
 
 def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadline) -> HostLink:
@@ -169,7 +147,7 @@ def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadl
     def attempt(limit: Deadline) -> HostLink:
         if key is not None:
             channel = connect_once(address, key, f"{who}: {peer}", limit)
-            return HostLink(_Sealed(channel), peer, channel.own_address)
+            return HostLink(channel, peer, channel.own_address)
         connection = socket.create_connection(address, limit.timeout_s())
         prepare(connection)
         return HostLink(_Plain(connection, peer), peer, str(connection.getsockname()[0]))
