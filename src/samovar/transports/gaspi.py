@@ -33,7 +33,6 @@ from samovar.transports.looking import (
     LINE_BYTES,
     WORD_BYTES,
     WORDS,
-    Ending,
     LookingTransport,
     LookingWindow,
     Watcher,
@@ -73,9 +72,7 @@ class GaspiTransport(LookingTransport):
         self._segments: list[GaspiSegment] = []
         self._copies: list[GaspiSegment] = []
         self._is_met = False
-        tells = "This rank ends, so that the others notice"
-        ending = Ending(_WATCH_S, lambda: None, self._is_broken, end_at_once, tells)
-        self._watcher = Watcher(self.names, group.rank, ending)
+        self._watcher = Watcher(self, _WATCH_S, end_at_once, "This rank ends, so that the others notice")
         num_bytes, num_slots = self.meeting_sizes
         # Behind the slots of meetings: for each rank, that it has ended, and one that says nothing.
         self._meeting = self._placed("meeting", num_bytes, 2 * num_slots + 1)
@@ -211,7 +208,7 @@ class GaspiTransport(LookingTransport):
         """
         deadline = self.deadline()
         waiting_s = deadline.remaining_s()
-        if self.until(look, lambda: self._is_broken(peer), deadline) is not None:
+        if self.until(look, lambda: self.is_broken(peer), deadline) is not None:
             return
         if (failed := self._failed(peer)) is not None:
             raise failed
@@ -235,9 +232,9 @@ class GaspiTransport(LookingTransport):
             return reason
         if self._meeting.told(self.group.world_size + peer):
             return "it has ended"
-        return _BROKEN if self._is_broken(peer) else None
+        return _BROKEN if self.is_broken(peer) else None
 
-    def _is_broken(self, peer: int) -> bool:
+    def is_broken(self, peer: int) -> bool:
         """Whether operations on the peer fail. One that changes nothing shows it, now or at the next call."""
         if peer == self.group.rank or not self._is_met:
             return False

@@ -10,7 +10,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -92,6 +91,10 @@ class LookingTransport(PeerTransport):
     def progress(self) -> None:
         """Let the library carry out what other ranks ask of this one."""
 
+    def is_broken(self, _peer: int) -> bool:
+        """Whether operations on the peer fail, as far as the library tells."""
+        return False
+
     def watched(self, peer: int) -> AbstractContextManager[None]:
         """While this is open, the calling thread waits for the peer in a call that knows no deadline."""
         return nullcontext() if self._watcher is None else self._watcher.over(peer, self.deadline())
@@ -158,22 +161,15 @@ class LookingWindow(PeerWindow):
             raise SamovarError(f"an atomic needs an offset divisible by {WORD_BYTES}, got {offset}")
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The work of a watcher every `period_s`, and the end of the process; `tells` says what that does to others."""
-
-    period_s: float
-    progress: Callable[[], None]
-    is_over: Callable[[int], bool]
-    end: Callable[[], None]
-    tells: str
-
-
 class Watcher:
-    """A thread that lets a library work, and ends the process if a peer does not answer until its deadline."""
+    """A thread that lets a library work every `period_s`. It ends the process if a peer does not answer in time.
 
-    def __init__(self, names: Sequence[str], rank: int, ending: Ending) -> None:
-        self._names, self._rank, self._ending = names, rank, ending
+    `end` is how it ends; `tells` says what that does to others.
+    """
+
+    def __init__(self, transport: LookingTransport, period_s: float, end: Callable[[], None], tells: str) -> None:
+        self._transport, self._period_s = transport, period_s
+        self._end_process, self._tells = end, tells
         self._waits: dict[int, tuple[int, Deadline]] = {}  # by thread
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samovar-progress", daemon=True)
@@ -193,17 +189,18 @@ class Watcher:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._ending.period_s):
-            self._ending.progress()
+        names, rank = self._transport.names, self._transport.group.rank
+        while not self._ended.wait(self._period_s):
+            self._transport.progress()
             for peer, deadline in list(self._waits.values()):
-                if deadline.passed() or self._ending.is_over(peer):
+                if deadline.passed() or self._transport.is_broken(peer):
                     self._ended.set()  # the end may return, and come a moment later
                     sys.stderr.write(
-                        f"samovar: error: {self._names[self._rank]}: {self._names[peer]} did not answer in time; is it "
-                        f"stopped, or is its host or link gone? {self._ending.tells}\n"
+                        f"samovar: error: {names[rank]}: {names[peer]} did not answer in time; is it stopped, or is "
+                        f"its host or link gone? {self._tells}\n"
                     )
                     sys.stderr.flush()
-                    self._ending.end()
+                    self._end_process()
                     return
 
 

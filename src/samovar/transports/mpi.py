@@ -21,7 +21,7 @@ from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group
 from samovar.core.layout import rounded_up
 from samovar.transports.base import Array, Notification
-from samovar.transports.looking import LINE_BYTES, WORD_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher
+from samovar.transports.looking import LINE_BYTES, WORD_BYTES, WORDS, LookingTransport, LookingWindow, Watcher
 
 _Result = TypeVar("_Result")
 
@@ -59,8 +59,7 @@ class MpiTransport(LookingTransport):
         shares_memory = inside.size == group.world_size
         inside.Free()
         if not shares_memory:
-            ending = Ending(_PROGRESS_S, self.progress, lambda _peer: False, _failing[-1], "This ends the job")
-            self._watcher = Watcher(self.names, group.rank, ending)
+            self._watcher = Watcher(self, _PROGRESS_S, _failing[-1], "This ends the job")
         sizes = self.meeting_sizes
         self._meeting = MpiWindow(self, "meeting", self._allocated("meeting", *sizes), [0] * group.world_size, *sizes)
         self._communicator.Barrier()
