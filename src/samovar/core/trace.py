@@ -60,20 +60,18 @@ class Trace:
         self.clock_offset_s = 0.0
         self.num_left_out = 0
         self.now_s = clock_s
-        self._spans: list[Span | None] = [None] * capacity
-        self._num_spans = 0
+        self._capacity = capacity
+        self._spans: list[Span] = []
 
     def add(self, span: Span) -> None:
         if not self.is_active:
             return
-        if self._num_spans == len(self._spans):
+        if len(self._spans) == self._capacity:
             self.num_left_out += 1
-            return
-        self._spans[self._num_spans] = span
-        self._num_spans += 1
+        else:
+            self._spans.append(span)
 
     def take(self) -> list[Span]:
         """All spans so far, in the order of their ends; their memory is given back."""
-        spans = [span for span in self._spans[: self._num_spans] if span is not None]
-        self._spans, self._num_spans = [], 0
+        spans, self._spans = self._spans, []
         return spans
