@@ -1,6 +1,7 @@
 """Copies of parameters in bfloat16, to compute with. The solver updates the float32 master copy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,13 +70,16 @@ class HalfWeights:
         """Copy all elements from `start`: those after the buckets, which are not learned."""
         self._half[start:].copy_(self._weights[start:])
 
-    def lend(self, name: str, parameter: torch.Tensor) -> None:
-        """Make the parameter's layer compute with these values."""
-        parameter.half_values = self._views.view(name)  # type: ignore[attr-defined]
-
-    def take_back(self, parameter: torch.Tensor) -> None:
-        """Make the parameter's layer compute with the parameter itself."""
-        parameter.half_values = None  # type: ignore[attr-defined]
+    @contextmanager
+    def lent(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """A context in which layers compute with these values, and not with their `parameters`."""
+        for name, parameter in parameters.items():
+            parameter.half_values = self._views.view(name)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for parameter in parameters.values():
+                parameter.half_values = None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

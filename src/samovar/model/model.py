@@ -140,13 +140,8 @@ class Model:
         if self._half is None:
             return self._run(batch)
         self._half.refresh_from(self._tail)
-        for name, parameter in self._parameters.items():
-            self._half.lend(name, parameter)
-        try:
+        with self._half.lent(self._parameters):  # a test pass computes with the parameters themselves
             return self._run(batch)
-        finally:  # a test pass computes with the parameters themselves
-            for parameter in self._parameters.values():
-                self._half.take_back(parameter)
 
     def _run(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
         output: NetOutput = self.net(batch)
