@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import encode_mean, read_mean
-from samovar.formats.caffe.files import write_whole
+from samovar.formats.caffe.files import start_of, write_whole
 from samovar.formats.caffe.hdf5 import is_hdf5, open_hdf5
 from samovar.formats.caffe.solverstate import encode_solverstate, encode_solverstate_hdf5, read_solverstate
 from samovar.frontends.caffe.definition import load_net
@@ -61,14 +61,14 @@ def kind_of(source: Path) -> str:
     if is_hdf5(source):
         with open_hdf5(source, "file of Caffe") as file:
             return STATE if "history" in file else WEIGHTS
-    if _begins_with(source, _NPY_MAGIC) or source.name.endswith((".binaryproto", ".npy")):
+    if start_of(source, len(_NPY_MAGIC)) == _NPY_MAGIC or source.name.endswith((".binaryproto", ".npy")):
         return MEAN
     return STATE if source.name.endswith(".solverstate") else WEIGHTS
 
 
 def read_mean_file(path: Path) -> npt.NDArray[np.float32]:
     """A mean image (C, H, W) of a `.binaryproto` or `.npy`; InputError if it is neither."""
-    return _read_npy(path) if _begins_with(path, _NPY_MAGIC) else read_mean(path)
+    return _read_npy(path) if start_of(path, len(_NPY_MAGIC)) == _NPY_MAGIC else read_mean(path)
 
 
 def _target_kind(target: Path, holds: str) -> str:
@@ -144,11 +144,6 @@ _CONVERSIONS: dict[str, Callable[[Path, str, Path | None], _Converted]] = {
 def _refuse_model(model: Path | None) -> None:
     if model is not None:
         raise InputError(f"--model {model}: only the conversion of weights takes a net; leave it out")
-
-
-def _begins_with(path: Path, magic: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic
 
 
 def _read_npy(path: Path) -> npt.NDArray[np.float32]:

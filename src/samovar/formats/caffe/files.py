@@ -8,6 +8,17 @@ from samovar.core.errors import InputError
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
+def start_of(path: Path, num_bytes: int) -> bytes:
+    """The first bytes of a regular file; none if it cannot be read."""
+    try:
+        if not path.is_file():  # to open a FIFO would wait for ever
+            return b""
+        with path.open("rb") as file:
+            return file.read(num_bytes)
+    except (OSError, ValueError):
+        return b""
+
+
 def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
     """The bytes of the regular file `path`; `kind` ("solver", "caffemodel") is for the message.
     Raises InputError if it does not exist, cannot be read, or has more than `max_bytes`."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import HDF5_MAGIC
+from samovar.formats.caffe.files import HDF5_MAGIC, start_of
 
 MAX_DEPTH = 16
 MAX_GROUPS = 100_000
@@ -32,13 +32,7 @@ Floats = npt.NDArray[np.float32]
 
 def is_hdf5(path: Path) -> bool:
     """Whether `path` is a file that begins like an HDF5 file; False if it cannot be read."""
-    try:
-        if not path.is_file():  # to open a FIFO would wait for ever
-            return False
-        with path.open("rb") as file:
-            return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
-    except (OSError, ValueError):
-        return False
+    return start_of(path, len(HDF5_MAGIC)) == HDF5_MAGIC
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from samovar.formats.caffe.caffemodel import (
     encode_caffemodel_hdf5,
     read_stored_net,
 )
-from samovar.formats.caffe.files import HDF5_MAGIC, read_file
+from samovar.formats.caffe.files import read_file, start_of
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.spec import LayerSpec
 from samovar.frontends.caffe.upgrade import type_today
@@ -44,13 +44,13 @@ _WRAPPER_PREFIX = "module."  # DistributedDataParallel's
 
 def is_named_file(path: Path) -> bool:
     """Whether `path` begins like a safetensors file or one by torch.save; False if it cannot be read."""
-    return is_safetensors(path) or _start(path).startswith((_ZIP_MAGIC, _PICKLE_MAGIC))
+    return is_safetensors(path) or start_of(path, len(_ZIP_MAGIC)).startswith((_ZIP_MAGIC, _PICKLE_MAGIC))
 
 
 def is_safetensors(path: Path) -> bool:
-    start = _start(path)
+    start = start_of(path, _HEADER_SIZE_BYTES + 1)
     size = int.from_bytes(start[:_HEADER_SIZE_BYTES], "little")
-    return start[_HEADER_SIZE_BYTES : _HEADER_SIZE_BYTES + 1] == b"{" and 2 <= size < 1 << 40
+    return start[_HEADER_SIZE_BYTES:] == b"{" and 2 <= size < 1 << 40
 
 
 def read_named(path: Path, *, may_be_momentum: bool = False) -> NamedArrays:
@@ -75,16 +75,6 @@ def metadata_of(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: is not a sound safetensors file, or was cut short: {error}") from None
-
-
-def _start(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(len(HDF5_MAGIC) + 1)
-    except (OSError, ValueError):
-        return b""
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
