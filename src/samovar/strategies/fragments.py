@@ -14,7 +14,6 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import ALIGNMENT_ELEMENTS
 from samovar.transports.base import Array
 
-
 # step(num_learned, weights, center, velocity, differences): c and v make a step by the sum of differences; weights = c.
 OuterStep: TypeAlias = Callable[[int, Array, Array, Array, Array], None]
 
