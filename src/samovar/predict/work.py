@@ -71,20 +71,20 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
 
     A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
     takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
-    profile's seconds.
-    All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The
-    profile's seconds are those of a worker alone. With others at work, moving bytes takes `slower` times as long: a
-    layer's outputs, 2 times forward and 3 backward, its parameters, and all of an update. Raises InputError if seconds
-    are missing.
+    profile's seconds. All grow with the batch, but for the time that fresh memory of gradients takes.
+
+    An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The profile's seconds are those
+    of a worker alone. With others at work, moving bytes takes `slower` times as long: a layer's outputs, 2 times
+    forward and 3 backward, its parameters, and all of an update. Raises InputError if seconds are missing.
     """
-    times = _times(profile, worker, slower)
+    times, is_timed = _times(profile, worker, slower), _speed(profile, worker) is None
     share = batch_size / profile.batch_size
     segments: list[Segment] = []
     before_s = after_s = 0.0
-    for layer, both_s in zip(profile.layers, times, strict=True):
-        forward_s, backward_s = (share * seconds for seconds in both_s)
+    for layer, (of_forward_s, of_backward_s) in zip(profile.layers, times, strict=True):
+        fresh_s = min(layer.fresh_s, of_backward_s) if is_timed else 0.0
+        forward_s, backward_s = share * of_forward_s, share * (of_backward_s - fresh_s) + fresh_s
         if layer.num_parameters:
-            fresh_s = min(layer.fresh_s, backward_s)
             segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s, fresh_s))
         elif segments:
             last = segments[-1]
@@ -92,7 +92,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
         else:
             before_s, after_s = before_s + forward_s, after_s + backward_s
     update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / worker.memory_alone
-    if profile.update_s is not None and _speed(profile, worker) is None:
+    if profile.update_s is not None and is_timed:
         update_s = slower * profile.update_s
     return Work(batch_size, tuple(segments), before_s, after_s, update_s)
 

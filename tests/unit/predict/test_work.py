@@ -41,6 +41,16 @@ def test_a_layer_takes_no_longer_than_if_it_only_moved_bytes() -> None:
     assert (segment.forward_s, segment.backward_s) == (pytest.approx(0.02), pytest.approx(0.04))
 
 
+def test_fresh_memory_of_gradients_takes_its_time_for_any_batch_and_none_of_what_was_counted() -> None:
+    fresh = LayerProfile("fc", "", 1_000, 1_000, 0, 1.0, 2.0, fresh_s=0.5)
+    profile = Profile("net", 8, (fresh,), update_s=0.0)
+    for batch, backward_s in ((8, 2.0), (4, 0.75 + 0.5), (16, 3.0 + 0.5)):
+        (segment,) = work_of(profile, WORKER, batch).segments
+        assert (segment.backward_s, segment.fresh_s) == (pytest.approx(backward_s), 0.5)
+    (segment,) = work_of(profile, replace(WORKER, speed=1e6), 8).segments
+    assert (segment.backward_s, segment.fresh_s) == (pytest.approx(2e-3), 0.0)
+
+
 def test_here_workers_share_what_the_doctor_copied_with_all_cores() -> None:
     record = replace(NOMINAL, cores=4, copy_bandwidth_one_bytes_per_s=20e9, copy_bandwidth_all_bytes_per_s=40e9)
     cluster = cluster_here(record)
