@@ -75,4 +75,4 @@ def size(num_bytes: float) -> str:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

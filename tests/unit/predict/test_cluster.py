@@ -60,6 +60,7 @@ def test_figures_are_shown_with_three_digits() -> None:
         "2 h",
         "54.1 MB",
     ]
+    assert [units.seconds(0.9996), units.size(999_600)] == ["1,000 ms", "1,000 kB"]
 
 
 def test_a_whole_description() -> None:
