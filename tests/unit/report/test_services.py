@@ -37,7 +37,8 @@ def imported(name: str) -> Any:
 
 
 def written(place: str, folder: Path | None) -> None:
-    sinks: list[Sink] = open_sinks(metrics_choice(place, "metrics"), folder, SETTINGS, "metrics", pytest.fail)
+    choice = metrics_choice(place, "metrics", with_folder=folder is None)
+    sinks: list[Sink] = open_sinks(choice, folder, SETTINGS, "metrics", pytest.fail)
     for line in LINES:
         sinks[0].write(*line)
     close_all(sinks)

@@ -37,6 +37,8 @@ def metrics_choice(given: Place | Sequence[Place] | None, what: str, *, with_fol
     if len(folders) > with_folder or "" in places or strange:
         allowed = f"a folder, {_FORMS}" if with_folder else _FORMS
         raise InputError(f"{what}: got {', '.join(map(str, places))!r}; give {allowed}")
+    if with_folder and not folders and "tensorboard" in places:
+        raise InputError(f"{what} tensorboard: give its folder, as tensorboard:FOLDER, or a folder for the run")
     named = (_checked(place, what) for place in places if not isinstance(place, Path) and _is_sink(place))
     return MetricsChoice(folders[0] if folders else None, tuple(named))
 
@@ -113,8 +115,7 @@ def _made(written: str, folder: Path | None, what: str) -> Sink:
         _, kind = object_at(written, what)
         return kind()  # type: ignore[operator,no-any-return]
     if service == "tensorboard" and not place:
-        if folder is None:
-            raise InputError(f"{what} tensorboard: give its folder, as tensorboard:FOLDER, or a folder for the run")
-        place = str(folder / "tensorboard")
+        assert folder is not None, "the choice was refused without one"
+        place = str(folder / service)
     kind = getattr(import_module(f"samovar.report.sinks.{service}"), SERVICES[service])
     return kind(*[place] if place else [])  # type: ignore[no-any-return]
