@@ -8,11 +8,9 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import samovar
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
@@ -26,6 +24,7 @@ from samovar.launcher.other_hosts import Host0, OtherHost
 from samovar.launcher.passing import passing_folder
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.console import Console
+from samovar.report.host import versions_of
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
@@ -121,11 +120,7 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
 
 def own_versions() -> dict[str, str]:
     """The versions that must be the same on all hosts; "none" if a package is not installed."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "none"
-    return {"samovar": samovar.__version__, "torch": torch}
+    return {"torch": "none"} | versions_of("samovar", "torch")
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         shared_huge_pages=_selected(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         limits={name: None if soft == resource.RLIM_INFINITY else soft for name, soft in limits.items()},
         kernel=f"{platform.system()} {platform.release()}",
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **versions_of(*_PACKAGES)},
         missing_modules=missing_modules(),
     )
 
@@ -111,9 +111,10 @@ def _memfd_error() -> str | None:
     return None
 
 
-def _versions() -> dict[str, str]:
+def versions_of(*names: str) -> dict[str, str]:
+    """The versions of those packages that are installed."""
     found = {}
-    for name in _PACKAGES:
+    for name in names:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
