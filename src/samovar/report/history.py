@@ -196,7 +196,7 @@ class History:
     def step_s(self) -> dict[str, float]:
         """Mean seconds of a step by kind, of worker 0; without the first one, which warms up."""
         count = len(self.steps.step) - 1
-        if count > 0 and not self.workers_line:  # a line may be of several steps; at a center it is of one
+        if count > 0 and not self.config and not self.workers_line:  # a loop's line is of several, but at a center
             count = round(self.steps.step[-1] - self.steps.step[0])
         return {kind: seconds / count for kind, seconds in self.spent.seconds.items()} if count > 0 else {}
 

@@ -134,6 +134,15 @@ def test_a_line_of_several_steps_has_the_time_of_all(tmp_path: Path) -> None:
     )
 
 
+def test_a_line_of_workers_that_do_not_wait_has_the_time_of_one_step(tmp_path: Path) -> None:
+    """Of worker 0, while the run's steps are those of all."""
+    RunFolder(tmp_path).config.write_text('{"strategy": {"name": "async-easgd"}}')
+    with MetricsWriter(RunFolder(tmp_path).metrics) as metrics:
+        for step in (1, 3, 5):
+            metrics.write(step, "train", {"loss": 1.0, "seconds": 0.5, "forward_s": 0.75, "exchange_s": 0.25})
+    assert sum(History(tmp_path).look().step_s.values()) == 1.0
+
+
 def test_a_loop_at_a_center_is_as_fast_as_all_its_workers(tmp_path: Path) -> None:
     """Its lines are those of worker 0."""
     step_lines(tmp_path, 1, 20)
