@@ -183,8 +183,8 @@ class History:
 
     @property
     def best_accuracy(self) -> float | None:
-        """Of all tests."""
-        return max((value for _, value in self.accuracies), default=None)
+        """Of all tests after a step."""
+        return max((value for test, value in self.accuracies if test.step), default=None)
 
     @property
     def accuracies(self) -> list[tuple[Test, float]]:

@@ -102,7 +102,7 @@ def _figures(run: History) -> Iterator[tuple[str, str, str]]:
     yield "loss", number(steps.loss[-1]), _sparks([value for _, value in binned(steps.step, steps.loss, _SPARKS)])
     if run.accuracies:
         test, accuracy = run.accuracies[-1]
-        yield "accuracy", f"{accuracy:.2%}", f"step {test.step:,}; the best is {run.best_accuracy or 0.0:.2%}"
+        yield "accuracy", f"{accuracy:.2%}", f"step {test.step:,}; the best is {run.best_accuracy or accuracy:.2%}"
     if steps.samples[-1]:
         size = max(1, len(steps.step) // _SPARKS)
         rates = [steps.rate(last - size, last) for last in range(size, len(steps.step), size)]

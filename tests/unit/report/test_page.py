@@ -84,6 +84,9 @@ def test_a_run_that_was_stopped_before_a_test_did_not_reach_the_accuracy_of_its_
     files = RunFolder(run_folder(tmp_path / "run", steps=50))
     write_result(files.result, replace(read_result(files.result), test_accuracy=None, stopped_by="SIGINT"))
     assert "2 workers with sync trained to a loss of 0.0460 in 500 ms, at" in verdict(page_of(files.path))
+    other = run_folder(tmp_path / "other", workers=1)
+    assert "time to 96.67%" in page_of(other, run_folder(tmp_path / "whole"))
+    assert "time to " not in page_of(files.path, other), "one of them reached none"
 
 
 def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
