@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import typer
 
 from samovar.checkpoint.manifest import MANIFEST_NAME
 from samovar.core.errors import InputError
@@ -29,6 +28,7 @@ from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.formats.lmdb_file import LmdbFile
 from samovar.frontends.caffe.weight_files import is_named_file, read_named
+from samovar.report.document import print_json
 
 __all__ = ["Wanted", "inspect"]
 
@@ -46,7 +46,7 @@ def inspect(path: Path, wanted: Wanted, as_json: bool) -> None:
         draw_net(path, wanted)
     description = describe(path, wanted)
     if as_json:
-        typer.echo(description.as_json())
+        print_json(description.as_plain())
     else:
         show(description)
 

@@ -1,6 +1,5 @@
 """`samovar inspect` of run folders, results and snapshots."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,11 +35,11 @@ class Description:
     tables: Sequence[TextTable] = ()
     notes: Sequence[str] = field(default=())
 
-    def as_json(self) -> str:
+    def as_plain(self) -> dict[str, object]:
         """One object: kind, facts by name, rows by table and column, notes."""
         tables = {t.title: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in self.tables}
         facts = {f"number of {name}" if name in tables else name: value for name, value in self.facts}
-        return json.dumps({"kind": self.kind, **facts, **tables, "notes": list(self.notes)}, indent=2)
+        return {"kind": self.kind, **facts, **tables, "notes": self.notes}
 
 
 def show(description: Description) -> None:

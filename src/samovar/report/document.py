@@ -7,11 +7,16 @@ from typing import Any
 from samovar.core.plain import json_document
 from samovar.report.console import Console
 from samovar.report.records import Record
+from samovar.report.tables import printer
 
 
 def print_json(value: object) -> None:
-    """Print `value` as a JSON document."""
-    sys.stdout.write(json_document(value) + "\n")
+    """Print `value` as a JSON document, at once: Python's own end would tell of a full disk in its own way."""
+    try:
+        sys.stdout.write(json_document(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        printer().on_broken_pipe()
 
 
 class AnswerDisplay:

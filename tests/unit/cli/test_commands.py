@@ -12,6 +12,7 @@ from samovar.cli import commands
 from samovar.cli.commands import COMMANDS, app_of
 
 ROOT = Path(__file__).parents[3]
+SOLVER = "examples/lenet/digits_solver.prototxt"
 HEAVY = ("numpy", "torch", "google.protobuf", "cryptography", "PIL", "lmdb", "h5py", "greenlet")
 LOADED = """
 import sys
@@ -73,14 +74,14 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(words: list[str], sen
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "--version", "doctor --help", "inspect examples/lenet/digits_solver.prototxt"]
+    "words", ["--help", "--version", "doctor --help", f"inspect {SOLVER}", f"inspect {SOLVER} --json"]
 )
 @pytest.mark.parametrize(
     ("redirection", "code", "said"),
     [(">/dev/full", 3, "samovar: error: No space left on device: .*; free some space"), (">&-", 0, "")],
 )
 def test_an_output_that_is_full_or_closed_is_no_traceback(words: str, redirection: str, code: int, said: str) -> None:
-    command = f"{sys.executable} -m samovar.cli.entry {words} {redirection}"
+    command = f"env -u PYTHONUNBUFFERED {sys.executable} -m samovar.cli.entry {words} {redirection}"
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False, timeout=100)
     assert ended.returncode == code, ended.stderr
     assert re.fullmatch(said, ended.stderr.strip())

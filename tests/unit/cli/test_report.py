@@ -96,7 +96,7 @@ def test_ctrl_c_in_the_middle_of_a_look_at_whether_it_came_ends_a_watch(
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("command", ["inspect", "watch"])
+@pytest.mark.parametrize("command", ["inspect", "inspect --json", "watch"])
 def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str) -> None:
     """As in `samovar watch RUN | head -1`, also if the run goes on."""
     files = RunFolder(run_folder(tmp_path / "run"))
@@ -105,7 +105,7 @@ def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str)
     read_end, write_end = os.pipe()
     os.close(read_end)
     with closing(LogFile(files.log)):
-        words = [sys.executable, "-m", "samovar", command, str(files.path)]
+        words = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "samovar", *command.split(), str(files.path)]
         ended = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(write_end)
     assert (ended.returncode, ended.stderr) == (0, "")

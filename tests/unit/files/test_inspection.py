@@ -15,6 +15,7 @@ import torch
 import samovar
 from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
+from samovar.core.plain import json_document
 from samovar.files.inspection import Wanted, describe, inspect
 from samovar.files.inspection_runs import Description, TextTable, show
 from samovar.formats.caffe.blob import encode_mean
@@ -142,7 +143,7 @@ def test_tensors_of_a_safetensors_file_have_one_order(tmp_path: Path) -> None:
 def test_values_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     torch.save({"ip.bias": torch.tensor([1.0, torch.nan])}, tmp_path / "w.pt")
     assert describe(tmp_path / "w.pt", NO_FLAGS).notes == ("1 values are NaN or infinite",)
-    json.loads(describe(tmp_path / "w.pt", Wanted(values=True)).as_json(), parse_constant=pytest.fail)
+    json.loads(json_document(describe(tmp_path / "w.pt", Wanted(values=True)).as_plain()), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("encode", [encode_solverstate, encode_solverstate_hdf5])
@@ -174,7 +175,7 @@ def test_a_database(tmp_path: Path) -> None:
     facts = dict(description.facts)
     assert (facts["records"], facts["looked into"], facts["images"]) == (10, 7, "3 x 4 x 5 uint8")
     assert {label: row["records"] for label, row in rows(description, "labels").items()} == {0: 3, 1: 2, 2: 2}
-    assert json.loads(description.as_json())["number of labels"] == 3
+    assert description.as_plain()["number of labels"] == 3
     write_lmdb(tmp_path / "other", [(b"a", b"\xff\xff")])
     with pytest.raises(InputError, match=r"other.*b'a'"):
         describe(tmp_path / "other", NO_FLAGS)
