@@ -14,13 +14,12 @@ from samovar.core.host import Others, family_seconds
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
 from samovar.launcher.hosts import place_of, run_anywhere
-from samovar.launcher.job import Display
 from samovar.launcher.placing import on_device, placed
 from samovar.predict.kept import Kept, Subject
 from samovar.report.console import Console
 from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.profile import load_profile, profile_of, save_profile
-from samovar.report.records import READING, LayerTime, Record, Timed
+from samovar.report.records import READING, LayerTime, Timed
 from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
@@ -56,12 +55,13 @@ def time_net(
     config = on_device(replace(config, precision=precision, timeout_s=timeout), device)
     keeps = phase == "TRAIN" and config.device == CPU
     times: list[Timed] = []
-    answers = AnswerDisplay(Timed, times.append, is_document=as_json)
-    display = _KeptAsProfile(answers, profile, Kept(state_folder() if keeps else None))
+    display = AnswerDisplay(Timed, times.append, is_document=as_json)
     place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
-    own = placed(config, 1, threads_per_worker)
+    own, other_programs = placed(config, 1, threads_per_worker), Others(own_s=family_seconds)
     run_anywhere(own, place, display, Console(sys.stderr, sys.stderr))
     times.sort(key=lambda timed: timed.rank)
+    if times:  # on the first host, whose own come first: those of others are not this machine's
+        _keep(times[0], other_programs.share(), Kept(state_folder() if keeps else None), profile)
     if as_json and times:
         print_json(times[0] if place is None else times)
     else:
@@ -69,21 +69,12 @@ def time_net(
             _print(timed)
 
 
-class _KeptAsProfile:
-    """A display that writes the times into a file, too, and keeps them for runs of this net."""
-
-    def __init__(self, display: Display, path: Path | None, kept: Kept) -> None:
-        self._display, self._path, self._kept = display, path, kept
-        self._other_programs = Others(own_s=family_seconds)
-
-    def show(self, record: Record) -> None:
-        if isinstance(record, Timed) and record.rank == 0:  # the times of other hosts are not this machine's
-            profile = replace(profile_of(record), busy=self._other_programs.share())
-            subject = Subject(profile.net, profile.num_parameters, record.threads, record.precision)
-            self._kept.keep_profile(subject, profile)
-            if self._path is not None:
-                save_profile(profile, self._path)
-        self._display.show(record)
+def _keep(timed: Timed, busy: float, kept: Kept, path: Path | None) -> None:
+    """Keep the times for runs of this net, and write them into the file."""
+    profile = replace(profile_of(timed), busy=busy)
+    kept.keep_profile(Subject(profile.net, profile.num_parameters, timed.threads, timed.precision), profile)
+    if path is not None:
+        save_profile(profile, path)
 
 
 def rows(timed: Timed) -> list[Row]:
