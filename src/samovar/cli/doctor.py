@@ -1,6 +1,6 @@
 """`samovar doctor`: what is here, what is wrong, how fast it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from samovar.predict.kept import Kept, is_quiet
 from samovar.report.document import print_json
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.run_folder import write_json_atomic
-from samovar.report.tables import printer, show_facts, show_lines
+from samovar.report.tables import printer, show_facts
 from samovar.report.wording import cpu_ranges
 from samovar.strategies.advice import ADVICE, shortest_step_s
 
@@ -63,10 +63,11 @@ def doctor(
         found = {"host": host, "devices": devices, "calibration": record, "findings": findings}
         print_json(found | {"advice": dict(advice(host, links))} | ({"links": links} if links else {}))
     else:
-        _show(host, devices, record, findings)
-        _show_links(links)
-        show_lines(printer(), "")
-        show_facts(printer(), "What to train with", advice(host, links))
+        console = printer()
+        for number, (title, rows) in enumerate(_sections(host, devices, record, findings, links)):
+            if number:
+                console.print()
+            show_facts(console, title, rows)
 
 
 def _clock_findings(links: Sequence[HostLinkFigures]) -> list[Finding]:
@@ -78,35 +79,31 @@ def _clock_findings(links: Sequence[HostLinkFigures]) -> list[Finding]:
     ]
 
 
-def _show_links(links: Sequence[HostLinkFigures]) -> None:
-    if not links:
-        return
-    console = printer()
-    show_lines(console, "")
-    rows = []
-    for link in links:
-        sizes = ", ".join(f"{_size(size)} {rate / 1e6:,.0f}" for size, rate in link.figures.bandwidth)
-        rows += [
-            (f"to {link.host}: put + notify", _microseconds(link.figures.sleeping_latency_s)),
-            (f"to {link.host}: put, MB/s", sizes),
-            (f"to {link.host}: of a core, MB/s", f"{link.figures.processing_bytes_per_s / 1e6:,.0f} sent or received"),
-            (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
-        ]
-    show_facts(console, "Between hosts", rows)
-
-
-def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
-    console = printer()
-    show_facts(console, "What is here", [*host_rows(host), ("devices", devices)])
+def _sections(
+    host: HostFigures,
+    devices: str,
+    record: CalibrationRecord | None,
+    findings: list[Finding],
+    links: Sequence[HostLinkFigures],
+) -> Iterator[tuple[str, Sequence[Row]]]:
+    yield "What is here", [*host_rows(host), ("devices", devices)]
     if record is not None:
-        show_lines(console, "")
-        show_facts(console, "Measured", record_rows(record))
-    show_lines(console, "")
-    if not findings:
-        show_lines(console, "Nothing is wrong.")
-    else:
-        told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
-        show_facts(console, "What is wrong", told)
+        yield "Measured", record_rows(record)
+    told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
+    yield "What is wrong" if told else "Nothing is wrong.", told
+    if links:
+        yield "Between hosts", [row for link in links for row in _link_rows(link)]
+    yield "What to train with", advice(host, links)
+
+
+def _link_rows(link: HostLinkFigures) -> list[Row]:
+    sizes = ", ".join(f"{_size(size)} {rate / 1e6:,.0f}" for size, rate in link.figures.bandwidth)
+    return [
+        (f"to {link.host}: put + notify", _microseconds(link.figures.sleeping_latency_s)),
+        (f"to {link.host}: put, MB/s", sizes),
+        (f"to {link.host}: of a core, MB/s", f"{link.figures.processing_bytes_per_s / 1e6:,.0f} sent or received"),
+        (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
+    ]
 
 
 def advice(host: HostFigures, links: Sequence[HostLinkFigures]) -> list[Row]:
