@@ -11,7 +11,7 @@ from samovar.report.tables import printer
 
 
 def print_json(value: object) -> None:
-    """Print `value` as a JSON document, at once: Python's own end would tell of a full disk in its own way."""
+    """Print `value` as a JSON document, at once: at its exit Python reports a full disk in its own way."""
     try:
         sys.stdout.write(json_document(value) + "\n")
         sys.stdout.flush()

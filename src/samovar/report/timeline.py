@@ -64,7 +64,7 @@ def moved_part(path: Path, offset_s_at: Callable[[float], float]) -> bytes:
 
 
 def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list[PartHeader]:
-    """Make `target`, a gzipped JSON file, of all parts that are there, not empty; return what their ranks said.
+    """Make `target`, a gzipped JSON file, of all parts that are not missing or empty; return what their ranks said.
 
     `about` goes into its "otherData". Cost: the memory of all exchanges' ends, not of all spans. Raises OSError.
     """
