@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def connect(
 
     Raises InputError if the arguments cannot be used or nobody serves the box on this host.
     """
-    if not 0 < timeout_s <= _LONGEST_S:
-        raise InputError(f"{_WHO}: timeout_s is {timeout_s}; give more than 0 and at most a day")
-    named = box if isinstance(box, str) else ",".join(box)
+    if not isinstance(timeout_s, Real) or not 0 < timeout_s <= _LONGEST_S:
+        raise InputError(f"{_WHO}: timeout_s is {timeout_s!r}; give more than 0 and at most a day")
+    named = ",".join(map(str, box)) if isinstance(box, list | tuple) else str(box)
     with _in_python():
         connected = Box(parse_endpoints(named, None if key_file is None else Path(key_file)), timeout_s)
         connected.names()
@@ -199,7 +200,7 @@ class BoxBuffer(Closing):
         try:
             array = np.ascontiguousarray(given, np.float32).reshape(-1)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{what}: {error}; give an array of numbers, or a tensor on the CPU") from error
+            raise InputError(f"{what}: {error}; give an array or a CPU tensor, of a type that NumPy has") from error
         if array.size != self.num_elements:
             raise InputError(
                 f"{what}: got {array.size:,} elements, and buffer {self.name!r} has {self.num_elements:,}; give all "
@@ -209,8 +210,8 @@ class BoxBuffer(Closing):
 
     def _finite(self, what: str, array: Array, rate: float = 0.0) -> Array:
         """`array`. Raises NotFinite before anything of it comes to c, and InputError about a rate."""
-        if not math.isfinite(rate):
-            raise InputError(f"{what}: its rate is {rate}; give a finite number")
+        if not isinstance(rate, Real) or not math.isfinite(rate):
+            raise InputError(f"{what}: its rate is {rate!r}; give a finite number")
         if not (self._view.shape.takes_any or np.isfinite(array).all()):
             raise NotFinite(f"{what}: refused, the values are not finite")
         return array

@@ -101,6 +101,8 @@ MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], obj
     "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
     "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
     "a rate that is none": (lambda _box, c: c.exchange(np.ones(5, np.float32), float("nan")), "its rate is nan"),
+    "no rate": (lambda _box, c: c.accumulate(np.ones(5), cast("Any", None)), "accumulate: its rate is None; give a"),
+    "a type of torch's own": (lambda _box, c: c.put(torch.ones(5, dtype=torch.bfloat16)), "of a type that NumPy has"),
     "a short array": (lambda _box, c: c.put([1.0]), "put: got 1 elements, and buffer 'c' has 5"),
     "no numbers": (lambda _box, c: c.accumulate(["a"] * 5), "accumulate: could not convert"),
     "a copy": (lambda _box, c: c.exchange(np.ones(5), 0.5), "exchange: its array is changed in place"),
@@ -168,6 +170,10 @@ def test_several_programs_make_one_buffer(box: samovar.box.Box) -> None:
         ({"box": "host:99999"}, "^box 'host:99999': give a name, or HOST:PORT"),
         ({"box": "host:4711"}, "wants its key; give key_file FILE"),
         ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"timeout_s": None}, "timeout_s is None; give more than 0"),
+        ({"timeout_s": "5"}, "timeout_s is '5'; give more than 0"),
+        ({"box": Path("nobody-serves-this")}, "nobody serves box 'nobody-serves-this'"),
+        ({"box": None}, "nobody serves box 'None'"),
     ],
 )
 def test_no_box(arguments: dict[str, Any], message: str) -> None:
