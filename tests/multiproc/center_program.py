@@ -1,4 +1,4 @@
-"""A member that adds one number to every element of a center until it is killed.
+"""A member that adds one number to every element of a center until it is killed, and writes zeros over its velocity.
 
 python center_program.py BOARD CENTER INDEX WEIGHT      two descriptors; prints its incarnation
 """
@@ -20,10 +20,12 @@ def main() -> None:
     member = Board(board_descriptor).join(index)
     with MappedCenter(center_descriptor, member) as center:
         difference = np.full(center.num_elements, weight, np.float32)
+        zeros = np.zeros_like(difference)
         print(member.incarnation, flush=True)
         for sequence in count(1):
             if sequence % 2:
                 center.accumulate(sequence, difference, Deadline.after(30))
+                center.write_velocity(zeros, Deadline.after(30))
             else:
                 center.accumulate_in_background(sequence, difference).wait(Deadline.after(30))
 

@@ -37,7 +37,8 @@ class Crowd:
 
     def __init__(self, chunk_elements: int, num_chunks: int) -> None:
         self.board_descriptor = create_board(MEMBERS)
-        self.descriptor = create_center(chunk_elements * num_chunks - 3, MEMBERS, chunk_elements=chunk_elements)
+        size = chunk_elements * num_chunks - 3
+        self.descriptor = create_center(size, MEMBERS, with_velocity=True, chunk_elements=chunk_elements)
         self.board = Board(self.board_descriptor)
         self.native = _native.Center(self.descriptor)
         self.added: npt.NDArray[np.int64] = np.zeros(num_chunks, np.int64)
