@@ -115,6 +115,7 @@ class Content:
         return f"{part}{self.shape.num_elements:,} elements"
 
     def fill(self, session: BoxSeat, deadline: Deadline) -> None:
+        session.board.set_word(BoxWord.IS_READY, 0)  # nobody starts from a half of it, also if this fails
         session.center.write(self.arrays["center"], deadline)
         if session.shape.with_velocity:
             session.center.write_velocity(self.arrays["velocity"], deadline)

@@ -12,7 +12,7 @@ from samovar.box.endpoints import Endpoints, create_shards, take_shards
 from samovar.box.joining import take_seat
 from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, NotFinite
 from samovar.launcher.box_files import Content, load, saved
 from samovar.strategies.box_terms import BoxWord, Readiness, Terms
 from samovar.transports.keys import make_key
@@ -191,7 +191,21 @@ def test_those_who_wait_for_a_buffer_come_in_when_all_of_it_is_there(
         set_word = seat.board.set_word
         monkeypatch.setattr(seat.board, "set_word", lambda index, value: (said.append(index), set_word(index, value)))
         Content(SHAPE, {name: arrays[name] for name in names}).fill(seat, soon())
-    assert said.index(BoxWord.IS_READY) == len(said) - 1 > 0
+    assert said[0] == said[-1] == BoxWord.IS_READY
+    assert len(said) > 2
+
+
+def test_nobody_starts_from_a_buffer_that_was_filled_by_half(boxes: list[Box]) -> None:
+    where = filled(boxes[:1])
+    half = Content(SHAPE, {"center": -VALUES, "velocity": np.full_like(VALUES, np.nan)})
+    with take_shards(where, "c", "test", soon()) as seat:
+        with pytest.raises(NotFinite):
+            half.fill(seat, soon())
+        assert seat.board.word(BoxWord.IS_READY) == 0
+        saved(where, "c").fill(seat, soon())  # what is half there is saved so
+        assert seat.board.word(BoxWord.IS_READY) == 0
+    assert not load(Content(SHAPE, {"center": VALUES, "velocity": VALUES}), where, "c")
+    assert boxes[0].board("c").word(BoxWord.IS_READY) == Readiness.FILLED
 
 
 def test_a_buffer_that_was_filled_from_a_center_alone_is_not_waited_for(boxes: list[Box], tmp_path: Path) -> None:
