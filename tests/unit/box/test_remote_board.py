@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ from samovar.box.joining import (
     read_buffer,
     take_seat,
 )
-from samovar.box.line import BoxAddress, ask
-from samovar.box.protocol import Creation, Kind, Request, unpack_word
+from samovar.box.line import BoxAddress
+from samovar.box.protocol import Creation
 from samovar.box.remote import RemoteBoard, RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
@@ -134,19 +133,6 @@ def test_a_buffer_larger_than_the_memory_is_refused(box: Box, chunk_elements: in
     for wrong in (BufferShape(0), BufferShape(1 << 41), BufferShape(10, max_members=1 << 20), BufferShape(1 << 70)):
         with pytest.raises(InputError, match=r"is 1 to|no buffer has the shape"):
             box.address.create(Creation("c", wrong, 1), "me", soon())
-
-
-def test_what_finds_no_free_descriptor_at_the_server_is_told(box: Box) -> None:
-    channel, (soft, hard) = box.address.connect("me", soon()), getrlimit(RLIMIT_NOFILE)
-    wanted = Creation("c", SHAPE, 1).pack()
-    try:
-        setrlimit(RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(RankFailed, match="Too many open files"):
-            ask(channel, Request(Kind.CREATE, 1), wanted, soon())
-    finally:
-        setrlimit(RLIMIT_NOFILE, (soft, hard))
-    assert unpack_word(ask(channel, Request(Kind.CREATE, 2), wanted, soon())) == 1
-    channel.close()
 
 
 def test_a_center_without_velocity_says_so(box: Box) -> None:

@@ -4,6 +4,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from samovar.box import seats
 from samovar.box.board import Board, Member, Origin
 from samovar.box.buffers import BufferShape, NamedBuffers
-from samovar.box.line import BoxAddress
+from samovar.box.line import BoxAddress, ask
 from samovar.box.local import holder_address
 from samovar.box.mapped import MappedCenter
 from samovar.box.memory_holder import HeldMemory
-from samovar.box.protocol import NOBODY, Attachment, Kind
+from samovar.box.protocol import NOBODY, Attachment, Creation, Kind, Request, unpack_word
 from samovar.box.remote import RemoteCenter
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
@@ -181,6 +182,20 @@ def test_a_connection_too_many_is_told_why_and_may_come_later(buffers: NamedBuff
     first.close()
     waiting.join()
     found[0].close()
+    server.stop()
+
+
+def test_what_finds_no_free_descriptor_at_the_server_is_told(buffers: NamedBuffers, key: Key, port: int) -> None:
+    server, (soft, hard) = Server(buffers, key, port), getrlimit(RLIMIT_NOFILE)
+    channel, wanted = BoxAddress(server.listener.address, key).connect("me", soon()), Creation("c", SHAPE, 1).pack()
+    try:
+        setrlimit(RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(RankFailed, match="Too many open files"):
+            ask(channel, Request(Kind.CREATE, 1), wanted, soon())
+    finally:
+        setrlimit(RLIMIT_NOFILE, (soft, hard))
+    assert unpack_word(ask(channel, Request(Kind.CREATE, 2), wanted, soon())) == 1
+    channel.close()
     server.stop()
 
 
