@@ -36,7 +36,7 @@ from samovar.core.clock import Deadline
 from samovar.core.durable import FileMark, publish_file, sync_folder
 from samovar.core.errors import InputError, SamovarError
 from samovar.launcher.passing import locked
-from samovar.strategies.box_terms import BoxWord, Readiness
+from samovar.strategies.box_terms import BoxWord, say_filled
 
 TIMEOUT_S: Final = 120.0
 _BY_PART: Final = ("center", "velocity", "versions")  # what follows one part after the other in the whole
@@ -120,11 +120,13 @@ class Content:
         if session.shape.with_velocity:
             session.center.write_velocity(self.arrays["velocity"], deadline)
         # Without words it has weights, and no run's steps: who trains here begins at step 0, on the present terms.
-        words = {BoxWord.IS_READY: Readiness.FILLED, BoxWord.STEPS: 0, BoxWord.GOAL: 0}
+        words = {BoxWord.STEPS: 0, BoxWord.GOAL: 0}
         given = dict(enumerate(self.arrays["words"].tolist())) if "words" in self.arrays else words
         for index, value in sorted(given.items(), reverse=True):  # the last word lets in those who wait
             if value or index not in SHARD_WORDS:  # a whole one may be cut for those who get it
                 session.board.set_word(index, value)
+        if given is words:
+            say_filled(session.board)
 
 
 def _in_order(found: Mapping[str, Content]) -> list[str]:
