@@ -38,7 +38,7 @@ def connect(
 
     Raises InputError if the arguments cannot be used or nobody serves the box on this host.
     """
-    if not isinstance(timeout_s, Real) or not 0 < timeout_s <= _LONGEST_S:
+    if not (_is_number(timeout_s) and 0 < timeout_s <= _LONGEST_S):
         raise InputError(f"{_WHO}: timeout_s is {timeout_s!r}; give more than 0 and at most a day")
     named = ",".join(map(str, box)) if isinstance(box, list | tuple) else str(box)
     with _in_python():
@@ -210,7 +210,7 @@ class BoxBuffer(Closing):
 
     def _finite(self, what: str, array: Array, rate: float = 0.0) -> Array:
         """`array`. Raises NotFinite before anything of it comes to c, and InputError about a rate."""
-        if not isinstance(rate, Real) or not math.isfinite(rate):
+        if not _is_number(rate):
             raise InputError(f"{what}: its rate is {rate!r}; give a finite number")
         if not (self._view.shape.takes_any or np.isfinite(array).all()):
             raise NotFinite(f"{what}: refused, the values are not finite")
@@ -226,6 +226,10 @@ class BoxBuffer(Closing):
                 "a float32 array that is contiguous and writeable"
             )
         return array
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 @contextmanager
