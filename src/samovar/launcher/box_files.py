@@ -165,7 +165,7 @@ def _shape_in(path: Path, arrays: dict[str, Array]) -> BufferShape:
     shape = BufferShape(center.size, with_velocity=velocity is not None)
     if "shape" not in arrays:
         return shape
-    sizes = [int(size) for size in arrays["shape"].reshape(-1)]
+    sizes = arrays["shape"].reshape(-1).tolist()
     if len(sizes) not in (5, 6) or (sizes[0], bool(sizes[2])) != (shape.num_elements, shape.with_velocity):
         raise InputError(f"{path}: its `shape` is not that of its `center`; give a file of `samovar box snapshot`")
     return BufferShape.of_sizes(sizes)

@@ -172,6 +172,14 @@ def test_a_file_with_values_that_are_not_finite_makes_no_buffer(boxes: list[Box]
     assert boxes[0].server.buffers.names() == []
 
 
+@pytest.mark.parametrize("first", [2.0, np.nan])
+def test_a_shape_of_another_type_is_refused(tmp_path: Path, first: float) -> None:
+    shape = np.array([first, 64, 0, 1, 512], np.float64)
+    (tmp_path / "file").write_bytes(safetensors.numpy.save({"center": VALUES[:2], "shape": shape}))
+    with pytest.raises(InputError, match=r"its `shape` is not that of its|num_elements is 1 to .*, not '2\.0'"):
+        Content.read(tmp_path / "file")
+
+
 def test_weights_alone_take_a_run_back_to_its_first_step_on_its_terms(boxes: list[Box]) -> None:
     where = filled(boxes[:1])
     arrays = saved(where, "c").arrays
