@@ -80,7 +80,7 @@ class SolverRun:
         self._tie = DIVIDING_TIE if name.startswith(DIVIDING) else TIE
         self._turn = (0, 0)  # step and part
         self.caffe = load_solver(folder / f"{name}.solver.prototxt")
-        definition = load_net(self.caffe.net_path)
+        definition = load_net(self.caffe.net.path)
         self.reader = BatchReader(definition.data_layers("TRAIN"), training=True)
         self.batch_size = self.reader.batch_size
         self.net = build_net(definition, "TRAIN", self.reader.top_shapes, seed=0)

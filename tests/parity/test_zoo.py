@@ -102,7 +102,7 @@ def test_parameters(zoo: Path, tmp_path: Path, name: str) -> None:
 def test_solvers(zoo: Path, name: str) -> None:
     iterations, rate, decay, batch_size = PUBLISHED_RATES[name]
     solver = load_solver(zoo / name / "solver.prototxt")
-    net = load_net(solver.net_path)
+    net = load_net(solver.net.path)
     (data,) = [spec for spec in net.in_phase("TRAIN") if spec.type == "Data"]
     (test_data,) = [spec for spec in net.in_phase("TEST") if spec.type == "Data"]
     (test,) = solver.test_nets

@@ -170,7 +170,7 @@ def _finetuning(log: CaffeLog, weights: Sequence[Path]) -> None:
 def _require_place_for_snapshots(solver: CaffeSolver) -> None:
     """Refuse now what the first snapshot would find out, maybe after hours."""
     folder = solver.snapshot_prefix.parent
-    if solver.takes_snapshots and not (folder.is_dir() and os.access(folder, os.W_OK)):
+    if (solver.snapshot or solver.snapshot_after_train) and not (folder.is_dir() and os.access(folder, os.W_OK)):
         what = "cannot be written to" if folder.is_dir() else "does not exist"
         raise InputError(
             f"{solver.path}: snapshot_prefix '{solver.snapshot_prefix}': folder {folder} {what}; make it, or change "

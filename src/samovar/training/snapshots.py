@@ -92,7 +92,7 @@ class FolderSaver:
     ) -> None:
         self._store = SnapshotStore(folder)
         # A store's files have plain names; "models\\lenet" is a path on Windows.
-        self._prefix = caffe.snapshot_prefix.name.rpartition("\\")[2].lstrip(".") or caffe.net_path.stem
+        self._prefix = caffe.snapshot_prefix.name.rpartition("\\")[2].lstrip(".") or caffe.net.path.stem
         self._format = caffe.snapshot_format
         self._learner = learner
         self._config = config

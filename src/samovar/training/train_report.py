@@ -45,7 +45,7 @@ def announce(
     context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
     config = context.config
     started = Started(
-        net_name=learner.net.name or caffe.net_path.stem,
+        net_name=learner.net.name or caffe.net.path.stem,
         num_parameters=learner.num_parameters,
         # The first source's name, without the endings for its format and phase.
         data_name=next((s.name.removesuffix("_lmdb").removesuffix("_train") for s in reader.sources), "no data files"),

@@ -93,8 +93,7 @@ def _wrong_count(text: TextMessage, num_nets: int, num_counts: int) -> InputErro
 
 def _sources(text: TextMessage, field: str) -> Iterator[NetSource]:
     value = getattr(text.message, field)
-    repeated = field in ("test_net", "test_net_param")
-    for index, item in enumerate(value if repeated else [value]):
+    for index, item in enumerate(value if field.startswith("test") else [value]):
         place = _place_of(text, field, index)
         if isinstance(item, str):
             path = find_named(item, text.path, f"{text.path}:{place.line}: {field}")
@@ -179,10 +178,6 @@ class CaffeSolver:
     only_for_caffe: tuple[str, ...]
     warm_up_steps: int = 0
 
-    @property
-    def net_path(self) -> Path:
-        return self.net.path
-
     def weights(self) -> tuple[Path, ...]:
         """The files of `named_weights`; InputError if one does not exist."""
         return tuple(find_named(name, self.path, f"{self.path}:{line}: weights") for name, line in self.named_weights)
@@ -190,11 +185,6 @@ class CaffeSolver:
     def starting_weights(self, given: tuple[Path, ...], snapshot: Path | None) -> tuple[Path, ...]:
         """The `given` files, else `weights`; none for a run that resumes a snapshot (as in Caffe)."""
         return () if snapshot is not None else given or self.weights()
-
-    @property
-    def takes_snapshots(self) -> bool:
-        """Whether Caffe would write any file."""
-        return bool(self.snapshot) or self.snapshot_after_train
 
 
 def load_solver(path: Path) -> CaffeSolver:

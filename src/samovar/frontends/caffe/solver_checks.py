@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from samovar.core.errors import InputError, nearest
 from samovar.formats.caffe.schema import Message
@@ -27,7 +28,7 @@ def solver_warnings(text: TextMessage) -> tuple[str, ...]:
     """A sentence for each field that has no effect, or an unexpected one."""
     own = (
         f"{text.path}:{text.places.line_of(field)}: {field} {sentence}"
-        for field, sentence in (*_without_effect(text.message), *_of_others(text.message))
+        for field, sentence in (*_without_effect(text.message), *_of_others(text.message), *_of_two_folders(text))
     )
     return (*own, *(f"{text.path}:{field.line}: {foreign_sentence(field)}" for field in text.skipped))
 
@@ -108,6 +109,15 @@ def _of_others(solver: Message) -> Iterator[tuple[str, str]]:
     for field, policies in _OF_POLICIES.items():
         if getattr(solver, field) and solver.lr_policy not in policies:
             yield field, f"has no effect with lr_policy '{solver.lr_policy}'"
+
+
+def _of_two_folders(text: TextMessage) -> Iterator[tuple[str, str]]:
+    """A net that the working folder has and, as another file, the solver's folder too."""
+    for field in ("net", "train_net"):
+        net = Path(getattr(text.message, field))
+        other = text.path.parent / net
+        if other.is_file() and net.is_file() and not other.samefile(net):
+            yield field, f"is '{net}' of the working folder, as in Caffe; to train {other}, start in its folder"
 
 
 _NVCAFFE = """

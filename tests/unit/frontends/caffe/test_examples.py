@@ -17,12 +17,12 @@ def test_solver_and_net(
     repository_root: Path, name: str, max_iter: int, test_batches: int, test_batch_size: int
 ) -> None:
     solver = load_solver(repository_root / f"examples/lenet/{name}_solver.prototxt")
-    definition = load_net(solver.net_path)
+    definition = load_net(solver.net.path)
 
     assert (solver.max_iter, solver.lr_policy) == (max_iter, "inv")
     assert solver.warnings == definition.warnings == ()
     (test,) = solver.test_nets
-    assert (test.source.path, test.num_batches) == (solver.net_path, test_batches)
+    assert (test.source.path, test.num_batches) == (solver.net.path, test_batches)
     (test_data,) = [spec for spec in definition.in_phase("TEST") if spec.type == "Data"]
     assert test_data.message.data_param.batch_size == test_batch_size
 

@@ -1,5 +1,6 @@
 """Solver files: what is taken over, refused, and warned about."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def solver_of(tmp_path: Path) -> Solver:
 def test_least_a_solver_needs(solver_of: Solver, tmp_path: Path) -> None:
     solver = solver_of(LEAST)
 
-    assert solver.net_path == tmp_path / "net.prototxt"
+    assert solver.net.path == tmp_path / "net.prototxt"
     assert solver.test_nets == solver.weights() == ()
     assert (solver.base_lr, solver.max_iter, solver.lr_policy, solver.type) == (0.5, 10, "fixed", "SGD")
     assert (solver.momentum, solver.weight_decay, solver.iter_size, solver.average_loss) == (0, 0, 1, 1)
@@ -73,7 +74,7 @@ def test_all_fields(solver_of: Solver, tmp_path: Path) -> None:
     assert (solver.test_interval, solver.test_initialization) == (6, False)
     assert (solver.snapshot, solver.snapshot_prefix, solver.snapshot_after_train) == (8, Path("out/net"), False)
     assert (solver.random_seed, solver.solver_mode) == (0, "CPU")
-    assert solver.net_path == tmp_path / "net.prototxt"
+    assert solver.net.path == tmp_path / "net.prototxt"
     assert nets_tested_by(solver) == [("net.prototxt", 5)]
 
 
@@ -84,7 +85,7 @@ def nets_tested_by(solver: CaffeSolver) -> list[tuple[str, int]]:
 def test_two_nets(solver_of: Solver, tmp_path: Path) -> None:
     solver = solver_of(LEAST.replace("net:", "train_net:") + 'test_net: "test.prototxt" test_iter: 1 test_interval: 1')
 
-    assert solver.net_path == tmp_path / "net.prototxt"
+    assert solver.net.path == tmp_path / "net.prototxt"
     assert nets_tested_by(solver) == [("test.prototxt", 1)]
 
 
@@ -318,6 +319,22 @@ FOREIGN = [
     ("plateau_winsize: [1, 2]", "plateau_winsize is a field of Intel Caffe"),
     ("engine { of: { any: 'kind' } }", "engine is a field of Intel Caffe"),
 ]
+
+
+def test_a_net_of_the_working_folder_hides_that_of_the_solver_with_a_warning(
+    solver_of: Solver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert solver_of(LEAST).warnings == ()
+    (tmp_path / "mine").mkdir()
+    for name in ("my_solver.prototxt", "net.prototxt"):
+        shutil.copy(name, "mine")
+    solver = load_solver(Path("mine/my_solver.prototxt"))
+    assert solver.net.path == Path("net.prototxt")
+    assert solver.warnings == (
+        "mine/my_solver.prototxt:1: net is 'net.prototxt' of the working folder, as in Caffe; "
+        "to train mine/net.prototxt, start in its folder",
+    )
 
 
 @pytest.mark.parametrize(("line", "message"), FOREIGN)
