@@ -74,27 +74,18 @@ class GatheredMessages:
     def begin(self) -> Pending:
         """Send this rank's message; the wait for it leaves the sum in the buffer."""
         self._codec.encode(self._buffer, self.residual, self._own)
-        return _Decoding(self._between.all_gather(self._what, self._own, self._all), self)
+        self._gathering = self._between.all_gather(self._what, self._own, self._all)
+        return self
 
-    def decode(self) -> None:
+    def wait(self, deadline: Deadline) -> None:
+        """See `samovar.transports.base.Pending`."""
+        self._gathering.wait(deadline)
         self._codec.decode(list(self._all), self._buffer)
 
     def give_back(self) -> None:
         """See `samovar.collectives.encoded.EncodedRunner`."""
         self._buffer += self.residual
         self.residual[:] = 0.0
-
-
-class _Decoding:
-    """A `Pending`: the gathering, and then the sum."""
-
-    def __init__(self, gathering: Pending, messages: GatheredMessages) -> None:
-        self._gathering = gathering
-        self._messages = messages
-
-    def wait(self, deadline: Deadline) -> None:
-        self._gathering.wait(deadline)
-        self._messages.decode()
 
 
 _Step: TypeAlias = Callable[[], None]
