@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar.collectives.encoded import Codec, EncodedChannel, EncodedRunner, encodable
-from samovar.collectives.execute import PlanRunner, open_channel
+from samovar.collectives.execute import NativeChannel, PlanRunner, open_channel
 from samovar.collectives.plan import Plan, rooted
 from samovar.collectives.plans import (
     REDUCE_SCATTERS,
@@ -239,13 +239,6 @@ def differing_ranks(records: npt.NDArray[np.float64]) -> list[int]:
 EXCHANGE, IN_FLIGHT = "exchange", "in flight"
 
 
-@runtime_checkable
-class Watched(Protocol):
-    """A runner that can be asked how far its background run is."""
-
-    def is_complete(self) -> bool: ...
-
-
 class TracedRunner:
     """`inner`, with a span for each of its calls and one for each run in the background.
 
@@ -289,7 +282,7 @@ class TracedRunner:
         self._add(EXCHANGE, f"wait {self._name}", start_s)
 
     def is_complete(self) -> bool:
-        return isinstance(self._inner, Watched) and self._inner.is_complete()
+        return isinstance(self._inner, NativeChannel) and self._inner.is_complete()
 
     def _look_at_others(self) -> None:
         if self._trace.is_active:
