@@ -69,7 +69,8 @@ class LeaderCollectives:
         self.bytes_sent = 0
         self._library = library
         self._leaders = leaders
-        self._under_way = _UnderWay()
+        self._under_way: list[Operation] = []  # and those that have ended since the last one began
+        self._lock = threading.Lock()
         self._closing = threading.Event()
 
     @classmethod
@@ -115,7 +116,12 @@ class LeaderCollectives:
         """
         if not self._closing.is_set():
             self._closing.set()
-            self._library.close(self._under_way.given_up())
+            with self._lock:
+                left, self._under_way = self._not_over(), []
+            self._library.close(left)
+
+    def _not_over(self) -> list[Operation]:
+        return [operation for operation in self._under_way if not operation.is_over()]
 
     def _begun(self, what: str, begin: Callable[[], Operation]) -> "_Pending":
         others = [leader for k, leader in enumerate(self._leaders) if k != self.group.rank]
@@ -125,31 +131,9 @@ class LeaderCollectives:
             operation = begin()
         except RuntimeError as error:
             raise RankFailed(f"{who}: it cannot begin ({_reason(error)}); see the logs of {_any_of(others)}") from error
-        self._under_way.add(operation)
+        with self._lock:
+            self._under_way = [*self._not_over(), operation]
         return _Pending(who, others, operation, self._closing.is_set)
-
-
-class _UnderWay:
-    """Operations that are not over; threads may wait for several at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._operations: list[Operation] = []
-
-    def add(self, operation: Operation) -> None:
-        with self._lock:
-            self._forget_those_over()
-            self._operations.append(operation)
-
-    def given_up(self) -> list[Operation]:
-        """Those there are; they are forgotten."""
-        with self._lock:
-            self._forget_those_over()
-            left, self._operations = self._operations, []
-            return left
-
-    def _forget_those_over(self) -> None:
-        self._operations = [operation for operation in self._operations if not operation.is_over()]
 
 
 class _Pending:
