@@ -112,13 +112,17 @@ class Filling:
     default: float = 0.0
     value: torch.Tensor | None = None
 
-    def is_given(self, spec: LayerSpec) -> bool:
+    def filler(self, spec: LayerSpec) -> Message | None:
+        """The FillerParameter; None if the prototxt has none."""
         message = spec.message
         for part in self.field:
             if not message.HasField(part):
-                return False
+                return None
             message = getattr(message, part)
-        return bool(self.field)
+        return message if self.field else None
+
+
+ZEROS = Filling()
 
 
 @dataclass(slots=True)
@@ -198,12 +202,15 @@ class ParameterStore:
         return parameter
 
 
-def _fill(parameter: nn.Parameter, spec: LayerSpec, index: int, filler: Filling, seed: int) -> None:
-    shape = tuple(parameter.shape)
-    if filler.is_given(spec):
-        values = fill(spec, f"{spec.name}/{index}", shape, filler.field, seed)
+def _fill(parameter: nn.Parameter, spec: LayerSpec, index: int, filling: Filling, seed: int) -> None:
+    """A filler draws in C order from its own generator, so values do not depend on the order of layers or of memory.
+    Raises InputError for unknown fillers and settings out of range."""
+    shape, filler = tuple(parameter.shape), filling.filler(spec)
+    if filler is None:
+        values = torch.full(shape, filling.default)
     else:
-        values = torch.full(shape, filler.default)
+        check_filler(spec, filler, shape, *filling.field)
+        values = _FILLERS[filler.type](filler, shape, _seeded(f"{seed} {spec.name}/{index}"))
     parameter.data = _laid_out(values)
 
 
@@ -242,21 +249,8 @@ def _merge(spec: LayerSpec, owned: _Owned, param: Message, shape: Shape) -> None
 _FAN_IN, _FAN_OUT = 0, 1  # FillerParameter.VarianceNorm; 2 is their mean
 
 
-def fill(spec: LayerSpec, name: str, shape: Shape, field: tuple[str, ...], seed: int) -> torch.Tensor:
-    """A float32 tensor of `shape` by the FillerParameter at `field` of the layer's message.
-
-    A filler draws in C order from its own generator, so values do not depend on the order of layers or of memory.
-    Raises InputError for unknown fillers and settings out of range.
-    """
-    filler = spec.message
-    for part in field:
-        filler = getattr(filler, part)
-    check_filler(spec, filler, shape, *field)
-    return _FILLERS[filler.type](filler, shape, _seeded(f"{seed} {name}"))
-
-
 def fill_rows(filler: Message, shape: Shape, names: Sequence[str], seed: int) -> torch.Tensor:
-    """As `fill`, but each of len(names) equal shares of the first axis draws from the generator of its own name."""
+    """Values of `shape`; each of len(names) equal shares of the first axis draws from the generator of its own name."""
     rows = shape[0] // len(names) if shape else 1
     share = (rows, *shape[1:]) if shape else ()
     parts = [_FILLERS[filler.type](filler, share, _seeded(f"{seed} {name}")).flatten() for name in names]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.func import functional_call
 
 from samovar.core.buffer import sent
-from samovar.frontends.caffe.parameters import Filling, ParameterStore
+from samovar.frontends.caffe.parameters import ZEROS, Filling, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 PLAIN, KEPT, CHANNELS_LAST = "plain", "kept", "channels last"
@@ -88,19 +88,16 @@ class Layer(nn.Module):
         """Make the next parameter as `self.<attribute>`.
         Its filler is a field of the first of `settings`; without one, all values are `default`."""
         field = (self.settings[0], filler_field) if filler_field else ()
-        self.add(attribute, shape, Filling(field, default), is_statistic=False)
+        self.add(attribute, shape, Filling(field, default))
 
     def add_bias(self, shape: Shape, is_wanted: bool) -> None:
         self.register_parameter("bias", None)
         if is_wanted:
             self.add_parameter("bias", shape, "bias_filler")
 
-    def add_statistic(self, attribute: str, shape: Shape) -> None:
-        """Make the next parameter as `self.<attribute>`: zeros, which forward updates, not learned."""
-        self.add(attribute, shape, Filling(), is_statistic=True)
-
-    def add(self, attribute: str, shape: Shape, filling: Filling, is_statistic: bool = False) -> None:
-        """Make the next parameter as `self.<attribute>`, which may be one of a submodule's."""
+    def add(self, attribute: str, shape: Shape, filling: Filling = ZEROS, is_statistic: bool = False) -> None:
+        """Make the next parameter as `self.<attribute>`, which may be one of a submodule's.
+        A statistic is not learned; forward updates it."""
         index = len(self.parameter_names)
         name, parameter = self._store.make(self.spec, index, shape, filling, is_statistic)
         self._set_parameter(attribute, parameter)

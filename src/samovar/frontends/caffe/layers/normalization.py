@@ -45,7 +45,7 @@ class BatchNorm(Layer):
         self.fraction = spec.finite("batch_norm_param", "moving_average_fraction")
         self.eps = spec.finite("batch_norm_param", "eps")
         for attribute, size in (("mean", shape[1]), ("variance", shape[1]), ("count", 1)):
-            self.add_statistic(attribute, (size,))
+            self.add(attribute, (size,), is_statistic=True)
 
     def work_as(self, is_training: bool) -> None:
         if not self.spec.message.batch_norm_param.HasField("use_global_stats"):
