@@ -125,7 +125,7 @@ def test_blobs_count_in_training_and_for_every_worker(net_of: BuildNet, monkeypa
 
 def test_no_tensor_is_made_before_all_shapes_are_known(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = []
-    monkeypatch.setattr(parameters, "fill", lambda *_arguments: filled.append(1))
+    monkeypatch.setattr(parameters, "_fill", lambda *_arguments: filled.append(1))
     filler = 'inner_product_param { num_output: 4 weight_filler { type: "xavier" } }'
     layer = f'layer {{ name: "x" type: "InnerProduct" bottom: "data" top: "x" {filler} }}'
 
