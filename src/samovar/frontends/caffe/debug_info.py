@@ -73,13 +73,13 @@ class DebugInfo:
         """The bottoms of step `number`, watched, so that each gradient is seen."""
         if not (self.is_on and torch.is_grad_enabled()):
             return bottoms
-        index = self._names.outline_of(number)
+        index = self._names.outline_of_step[number]
         return [_probed(bottom, self._bottoms, (index, place)) for place, bottom in enumerate(bottoms)]
 
     def given(self, number: int, step: Step, tops: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         if not self.is_on:
             return tops
-        index = self._names.outline_of(number)
+        index = self._names.outline_of_step[number]
         self._tell_tops(index, tops, step)
         if not torch.is_grad_enabled():
             return tops
@@ -131,7 +131,7 @@ class DebugInfo:
             if (index, place) in self._bottoms:
                 name, mean = self._names.bottom(index, place), self._bottoms[index, place]
                 lines.append(LayerValue(BOTTOM, f"{head}bottom blob {name} diff: {mean:g}"))
-        step = self._names.step_of(index)
+        step = self._names.steps.get(index)
         for place, name in enumerate(outline.parameter_names):
             if name in self._gradients:
                 mean = self._gradients[name].mean
@@ -185,8 +185,8 @@ class SplitNames:
 
     def __init__(self, net: CaffeNet) -> None:
         self.outlines = net.layers_for_caffemodel()
-        self._outline_of_step = [index for index in range(len(self.outlines)) if not self.is_input(index)]
-        self._steps = dict(zip(self._outline_of_step, net.steps, strict=True))
+        self.outline_of_step = [index for index in range(len(self.outlines)) if not self.is_input(index)]
+        self.steps = dict(zip(self.outline_of_step, net.steps, strict=True))
         takers = self._takers()
         self.splits: dict[Place, tuple[str, ...]] = {
             place: self._copies(place, len(found)) for place, found in takers.items() if len(found) > 1
@@ -199,12 +199,6 @@ class SplitNames:
 
     def is_input(self, index: int) -> bool:
         return self.outlines[index].type in DATA_TYPES or self.outlines[index].type in INPUT_TYPES
-
-    def outline_of(self, step_number: int) -> int:
-        return self._outline_of_step[step_number]
-
-    def step_of(self, index: int) -> Step | None:
-        return self._steps.get(index)
 
     def bottom(self, index: int, place: int) -> str:
         """The name of the layer's bottom, as Caffe's net has it."""
@@ -223,7 +217,7 @@ class SplitNames:
         return takers
 
     def _counts(self, index: int, place: int) -> bool:
-        step = self._steps.get(index)
+        step = self.steps.get(index)
         given = [] if step is None else step.layer.spec.message.loss_weight
         return place < len(given) and given[place] != 0
 
