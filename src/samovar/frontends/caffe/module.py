@@ -70,7 +70,8 @@ class Net(nn.Module):
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | Outputs | dict[str, torch.Tensor]:
         """Raises InputError for a missing or unknown input, and for another shape than that in `input_shapes`."""
         batch = self._bound(inputs, named)
-        if any(map(_has_hooks, self.caffe_net.layers)):
+        layers = self.caffe_net.layers
+        if any(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks for layer in layers):
             self.caffe_net.separate()  # each hook sees its layer's own values
         if self.caffe_net.is_random:
             first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
@@ -132,10 +133,6 @@ class Net(nn.Module):
 
     def _wanted(self) -> str:
         return "(" + ", ".join(f"{name}: {text(self.input_shapes[name])}" for name in self.input_names) + ")"
-
-
-def _has_hooks(layer: Layer) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
