@@ -1,10 +1,11 @@
 """A layer as a prototxt describes it, with its place for error messages, and the files it names."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
@@ -12,6 +13,7 @@ from samovar.formats.caffe.text import TextPlace
 
 Shape: TypeAlias = tuple[int, ...]
 Phase: TypeAlias = Literal["TRAIN", "TEST"]
+_Value = TypeVar("_Value")
 PHASES: dict[Phase, int] = {"TRAIN": 0, "TEST": 1}
 
 MAX_VALUES = (1 << 31) - 1  # Caffe's limit for one blob
@@ -63,6 +65,13 @@ class LayerSpec:
         if not math.isfinite(value):
             raise self.error(f"{field}: {value}; it must be a finite number", owner, field)
         return value
+
+    def one_each(self, values: Sequence[_Value], count: int, what: str, each: str, *fields: str) -> list[_Value]:
+        """`values`, given once for all, or once for each of `count`; InputError for another number of them."""
+        if len(values) not in (1, count):
+            or_each = f" for all, or {count} times, once for each {each}" if count > 1 else ""
+            raise self.error(f"{what} is given {len(values)} times; give it once{or_each}", *fields)
+        return [*values] * count if len(values) == 1 else [*values]
 
     def axis(self, shape: Shape, axis: int, *fields: str) -> int:
         """`axis` from 0; negative ones count from the end. InputError if `shape` has no such axis."""

@@ -320,7 +320,7 @@ BAD = [
         f'layer {{ name: "x" type: "Accuracy" {ON_LABELS} accuracy_param {{ top_k: 3 }} }}',
         "top_k: 3 of 2 classes",
     ),
-    (INPUT + "}", "0 shapes for 1 tops"),
+    (INPUT + "}", "shape is given 0 times; give it once"),
     (INPUT + "input_param { shape { dim: -1 } } }", "input 'z' would have shape -1"),
     (INPUT + 'bottom: "data" input_param { shape { dim: 1 } } }', "takes no bottom"),
 ]
@@ -347,7 +347,7 @@ BAD_CONVOLUTIONS = [
     ("num_output: 3 kernel_h: 3", "kernel_size is missing"),
     (
         "num_output: 3 kernel_size: 3 stride: 1 stride: 1 stride: 1",
-        "stride is given 3 times; allowed are once or 2 times",
+        "stride is given 3 times; give it once for all, or 2 times, once for each spatial axis",
     ),
     ("num_output: 3 kernel_size: 3 stride: 0", "stride: 0 0; allowed are 1 to"),
     ("num_output: 3 kernel_size: 3 group: 2", "group: 2 does not divide num_output: 3"),

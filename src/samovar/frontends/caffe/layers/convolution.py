@@ -178,7 +178,7 @@ def _kernel(spec: LayerSpec, num_axes: int) -> Shape:
 def _spatial(spec: LayerSpec, name: str, num_axes: int, default: int, least: int) -> Shape:
     """A setting for each spatial axis: given once, once for each axis, or as `_h` and `_w`."""
     settings, repeated = spec.message.convolution_param, "kernel_size" if name == "kernel" else name
-    values = tuple(getattr(settings, repeated))
+    values: Sequence[int] = tuple(getattr(settings, repeated))
     pair = (f"{name}_h", f"{name}_w")
     if name != "dilation" and (settings.HasField(pair[0]) or settings.HasField(pair[1])):
         if values or num_axes != 2:
@@ -187,19 +187,12 @@ def _spatial(spec: LayerSpec, name: str, num_axes: int, default: int, least: int
                 "convolution_param",
             )
         values = (getattr(settings, pair[0]), getattr(settings, pair[1]))
-    if len(values) not in (0, 1, num_axes):
-        raise spec.error(
-            f"{repeated} is given {len(values)} times; allowed are once or {num_axes} times, once for each "
-            "spatial axis",
-            "convolution_param",
-            repeated,
-        )
-    values = values * num_axes if len(values) == 1 else values or (default,) * num_axes
+    values = spec.one_each(values or (default,), num_axes, repeated, "spatial axis", "convolution_param", repeated)
     if not (least <= min(values) and max(values) <= MAX_VALUES):
         raise spec.error(
             f"{name}: {' '.join(map(str, values))}; allowed are {least} to {MAX_VALUES}", "convolution_param"
         )
-    return values
+    return tuple(values)
 
 
 class Im2col(Layer):

@@ -31,14 +31,9 @@ class DummyData(RandomLayer):
 
     def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         super().build(spec, bottom_shapes)
-        fillers, num_tops = list(spec.message.dummy_data_param.data_filler), len(spec.tops)
-        if len(fillers) not in (0, 1, num_tops):
-            raise spec.error(
-                f"data_filler is given {len(fillers)} times for {num_tops} tops; allowed are none, one or one for each",
-                "dummy_data_param.data_filler",
-            )
-        fillers = fillers or [message_class("FillerParameter")()]
-        self.fillers: list[Message] = fillers * num_tops if len(fillers) == 1 else fillers
+        fillers: list[Message] = [*spec.message.dummy_data_param.data_filler] or [message_class("FillerParameter")()]
+        where = "dummy_data_param.data_filler"
+        self.fillers = spec.one_each(fillers, len(spec.tops), "data_filler", "top", where)
         self.top_shapes = [
             checked(spec, shape, f"top '{t}'") for t, shape in zip(spec.tops, self._shapes(), strict=True)
         ]
@@ -46,7 +41,7 @@ class DummyData(RandomLayer):
             check_filler(spec, filler, shape, "dummy_data_param", "data_filler")
             if filler.sparse != -1 or filler.variance_norm:  # both need the whole blob
                 reason = "data_filler takes no sparse and no variance_norm, because each sample draws by itself"
-                raise spec.error(f"{reason}; remove it", "dummy_data_param.data_filler")
+                raise spec.error(f"{reason}; remove it", where)
         self.constants = [
             torch.full(shape, filler.value) if filler.type == "constant" else None
             for filler, shape in zip(self.fillers, self.top_shapes, strict=True)
@@ -94,12 +89,8 @@ def input_shapes(spec: LayerSpec) -> list[Shape]:
     if spec.type == "MemoryData":
         return _memory_shapes(spec)
     given = [tuple(shape.dim) for shape in spec.message.input_param.shape]
-    if len(given) not in (1, len(spec.tops)):
-        raise spec.error(
-            f"{len(given)} shapes for {len(spec.tops)} tops; give one shape for all, or one for each top", "input_param"
-        )
-    given = given * len(spec.tops) if len(given) == 1 else given
-    return [checked(spec, shape, f"input '{top}'") for shape, top in zip(given, spec.tops, strict=True)]
+    shapes = spec.one_each(given, len(spec.tops), "shape", "top", "input_param")
+    return [checked(spec, shape, f"input '{top}'") for shape, top in zip(shapes, spec.tops, strict=True)]
 
 
 def _memory_shapes(spec: LayerSpec) -> list[Shape]:

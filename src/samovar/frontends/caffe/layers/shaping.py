@@ -99,14 +99,8 @@ class Crop(Layer):
             raise spec.error(f"bottoms of shapes {text(shape)} and {text(wanted)}; both need as many axes", "bottom")
         self.axis = spec.axis(shape, spec.message.crop_param.axis, "crop_param", "axis")
         self.mixes_samples = self.axis == 0
-        offsets, num_axes = list(spec.message.crop_param.offset) or [0], len(shape) - self.axis
-        if len(offsets) not in (1, num_axes):
-            raise spec.error(
-                f"offset is given {len(offsets)} times; allowed are once, or {num_axes} times for axis {self.axis} to "
-                "the last",
-                "crop_param.offset",
-            )
-        self.offsets = offsets * num_axes if len(offsets) == 1 else offsets
+        offsets, axes = [*spec.message.crop_param.offset] or [0], f"axis from {self.axis} on"
+        self.offsets = spec.one_each(offsets, len(shape) - self.axis, "offset", axes, "crop_param.offset")
         for axis, offset in enumerate(self.offsets, self.axis):
             if offset + wanted[axis] > shape[axis]:
                 raise spec.error(
