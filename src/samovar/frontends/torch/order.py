@@ -1,7 +1,7 @@
 """A rank's samples of an epoch. Parts are disjoint and complete, with the same number of batches wherever possible."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, islice
 from math import ceil
@@ -47,13 +47,6 @@ def num_rank_batches(num_samples: int, batch_size: int, drop_last: bool, group: 
         return num_whole
     divided = batch_size > 1 and num_whole > 0
     return num_whole + int(divided or group.rank < rest)
-
-
-def deal(items: Iterable[_Item], group: Group) -> Iterator[_Item]:
-    """Every P-th item, beginning with item `rank`."""
-    for index, item in enumerate(items):
-        if index % group.world_size == group.rank:
-            yield item
 
 
 @contextmanager
@@ -114,7 +107,7 @@ class Interleaved(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         dataset, group = self._own
-        return deal(iter(dataset), group)
+        return islice(iter(dataset), group.rank, None, group.world_size)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_own":  # while it is unpickled
@@ -174,7 +167,7 @@ class EpochOrder:
         """
         order = self._order_of(epoch)
         if self._batches is None:
-            self._own = list(deal(order, self._sharers))
+            self._own = order[self._sharers.rank :: self._sharers.world_size]
         else:
             self._own = rank_batches(order, self._size, self._batches.drop_last, self._sharers)
             if self._batches.drop_last and not self._own and len(order) >= self._size:
@@ -291,7 +284,7 @@ class ElasticOrder(EpochOrder):
 
     def _part_of(self, order: Sequence[Any], group: Group) -> list[Any]:
         if self._batches is None:
-            return list(deal(order[: len(order) // group.world_size * group.world_size], group))
+            return list(order[group.rank : len(order) // group.world_size * group.world_size : group.world_size])
         settings = (self._size, self._batches.drop_last)
         least = num_rank_batches(len(order), *settings, Group(group.world_size - 1, group.world_size))
         return rank_batches(order, *settings, group)[:least]
