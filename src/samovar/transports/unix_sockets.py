@@ -43,13 +43,7 @@ class Offer(Closing):
         self.address = address
         self._message = message
         self._descriptors = descriptors
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(f"\0{address}")
-        except OSError as error:
-            self._socket.close()
-            raise InputError(f"socket {address}: {error.strerror}; does another process claim to be rank 0?") from error
-        self._socket.listen()
+        self._socket = listen(address, socket.SOCK_STREAM, "; does another process claim to be rank 0?")
         self._socket.settimeout(_POLL_S)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="samovar-offer", daemon=True)
@@ -152,15 +146,15 @@ class LocalMessage:
         self.descriptors = []
 
 
-def listen(address: str) -> socket.socket:
-    """A socket that listens at the abstract `address`. Raises InputError if another has it."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def listen(address: str, kind: int = socket.SOCK_SEQPACKET, hint: str = "") -> socket.socket:
+    """A socket that listens at the abstract `address`. Raises InputError, with the hint, if another has it."""
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         listener.bind(f"\0{address}")
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise InputError(f"socket {address}: {error.strerror}") from error
+        raise InputError(f"socket {address}: {error.strerror}{hint}") from error
     return listener
 
 
