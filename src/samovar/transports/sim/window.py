@@ -68,7 +68,7 @@ class SimPort:
         return spawned
 
     def die(self) -> None:
-        """End what runs in the background, as the end of a process does."""
+        """The rank's process ends, with all that it does in the background; its memory stays."""
         for task in self._spawned:
             self.fabric.scheduler.cut_off(task)
 

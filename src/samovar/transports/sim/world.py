@@ -18,7 +18,7 @@ from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
 from samovar.transports.base import Array, Pending, Window
-from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, ServerRequest, SimMessage
+from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, SimMessage
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline, virtual_s
 from samovar.transports.sim.window import SimPort, SimWindow
@@ -167,10 +167,11 @@ class CountedPart:
 
 
 class SimTransport:
-    """See `samovar.transports.base.Transport`; with further calls for simulated programs."""
+    """See `samovar.transports.base.Transport`; with further calls for simulated programs, some of them `SimPort`'s."""
 
     def __init__(self, group: Group, port: SimPort, windows: Windows, machine: MachineModel) -> None:
         self.group = group
+        self.note, self.request, self.sleep, self.die = port.note, port.request, port.sleep, port.die
         self._port = port
         self._windows = windows
         self._machine = machine
@@ -240,18 +241,6 @@ class SimTransport:
         """See `samovar.transports.base.Spawning`; the race finder takes both for one thread of control."""
         return self._port.spawn(what, lambda: work(self.deadline(math.inf)))
 
-    def die(self) -> None:
-        """This rank's process ends, with all that it does in the background; its memory stays."""
-        self._port.die()
-
-    def note(self, array: Array, writes: bool, verb: str) -> None:
-        """Tell the race finder that this rank itself reads or writes `array`, such as a part of `Window.local`."""
-        self._port.note(array, writes, verb)
-
-    def request(self, requests: Sequence[ServerRequest]) -> None:
-        """Send all these at once, and wait until all have been answered."""
-        self._port.request(requests)
-
     def port_use(self) -> PortUse:
         """How long each port of the network was occupied so far."""
         return self._port.fabric.network.use()
@@ -260,10 +249,6 @@ class SimTransport:
     def now_s(self) -> float:
         """The virtual clock."""
         return self._port.fabric.scheduler.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass."""
-        self._port.sleep(seconds)
 
     def compute(self, nominal_s: float) -> None:
         """Work as long as this rank needs for `nominal_s` of the machine's nominal rank."""
