@@ -10,7 +10,7 @@ import numpy.typing as npt
 from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.group import Group, Host, JobHosts, rank_names
-from samovar.transports.base import Array, Notification, Pending, Transport, Window
+from samovar.transports.base import Array, Notification, Transport, Window
 from samovar.transports.keys import Key
 from samovar.transports.shm import ShmTransport, ShmWindow
 from samovar.transports.tcp import TcpTransport, TcpWindow
@@ -33,7 +33,8 @@ class HostsTransport:
         assert inside[local.group.rank] == tcp.group.rank, (inside, local.group, tcp.group)
         self._local = local
         self._tcp = tcp
-        self.group = tcp.group
+        self.group, self.count_sent = tcp.group, local.count_sent
+        self.lose, self.spawn, self.close = tcp.lose, tcp.spawn, tcp.close  # `local` is closed by its owner
         self.places = {rank: place for place, rank in enumerate(inside)}
         tcp.lost_elsewhere, tcp.give_up = self._lost_here, lambda rank: self._lost_here(rank, tells=True)
 
@@ -46,27 +47,12 @@ class HostsTransport:
         """Bytes that this rank sent to other hosts."""
         return self._tcp.bytes_sent
 
-    def count_sent(self, num_bytes: int) -> None:
-        self._local.count_sent(num_bytes)
-
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         _native.reduce(destination, sources)
-
-    def lose(self, rank: int, why: str) -> None:
-        """See `TcpTransport.lose`."""
-        self._tcp.lose(rank, why)
 
     def _lost_here(self, rank: int, *, tells: bool = False) -> str | None:
         place = self.places.get(rank)
         return None if place is None else self._local.lost(place, tells=tells)
-
-    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
-        """See `TcpTransport.spawn`."""
-        return self._tcp.spawn(what, work)
-
-    def close(self, deadline: Deadline | None = None) -> None:
-        """Close the connections to other hosts, as `TcpTransport.close`; `local` is closed by its owner."""
-        self._tcp.close(deadline)
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "HostsWindow":
         """Cost and errors: those of `ShmTransport.open_window`."""
