@@ -63,14 +63,9 @@ class RunBoard:
     """Numbers that ranks and launcher show each other: 8 words of 64 bits a row; the launcher's row is the last."""
 
     def __init__(self, descriptor: int, world_size: int) -> None:
-        self._segment = _native.Segment(descriptor, world_size)
+        segment = _native.Segment(descriptor, world_size)
+        self.post, self.read = segment.post, segment.read
         self.launcher_row = world_size
-
-    def post(self, row: int, word: int, value: int) -> None:
-        self._segment.post(row, word, value)
-
-    def read(self, row: int, word: int) -> int:
-        return self._segment.read(row, word)
 
 
 class ShmTransport:
@@ -197,6 +192,8 @@ class ShmWindow:
         self._transport = transport
         self._name = name
         self.native = native
+        self.get, self.fetch_add, self.compare_swap = native.get, native.fetch_add, native.compare_swap
+        self.peer, self.progress_thread = native.memory, transport.progress_thread
         self._rank = transport.group.rank
         self.local: npt.NDArray[np.uint8] = native.memory(self._rank)
 
@@ -206,15 +203,6 @@ class ShmWindow:
             self._transport.count_sent(source.nbytes)
         if notification is not None:
             self.native.notify(peer, notification.slot, notification.value)
-
-    def get(self, peer: int, offset: int, destination: npt.NDArray[Any]) -> None:
-        self.native.get(peer, offset, destination)
-
-    def fetch_add(self, peer: int, offset: int, value: int) -> int:
-        return self.native.fetch_add(peer, offset, value)
-
-    def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
-        return self.native.compare_swap(peer, offset, expected, desired)
 
     def notify(self, peer: int, notification: Notification) -> None:
         self.native.notify(peer, notification.slot, notification.value)
@@ -227,12 +215,6 @@ class ShmWindow:
         if value is None:
             raise self.missing_notification(slot, peer, waiting_s)
         return value
-
-    def peer(self, rank: int) -> npt.NDArray[np.uint8]:
-        return self.native.memory(rank)
-
-    def progress_thread(self) -> _native.ProgressThread:
-        return self._transport.progress_thread()
 
     @property
     def first_wait_s(self) -> float:
