@@ -39,9 +39,14 @@ def is_hdf5(path: Path) -> bool:
 def open_hdf5(path: Path, kind: str) -> Iterator[h5py.File]:
     """The file, open for reading; `kind` ("caffemodel") is for the message.
     Raises InputError, naming the file, if it is damaged, also if that shows only while it is read."""
+    with _sound(path, kind), h5py.File(path, "r", locking=False) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _sound(path: Path, kind: str) -> Iterator[None]:
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
+        yield
     except _FAILURES as error:
         raise InputError(f"{path}: is not a sound HDF5 {kind}, or was cut short: {_reason(error)}") from error
 
@@ -163,13 +168,13 @@ class Hdf5Table:
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._path = path
-        with self._reading():
+        with _sound(path, "file"):
             if not path.is_file():
                 raise InputError(f"{path}: is not a regular file; a list names HDF5 files")
             self._file = h5py.File(path, "r", locking=False)
             self._size_bytes = self._present_size_bytes()
         try:
-            with self._reading():
+            with _sound(path, "file"):
                 self._arrays = {name: self._array(name) for name in names}
             self.num_rows = self._common_rows()
         except BaseException:
@@ -182,7 +187,7 @@ class Hdf5Table:
         Cost: one read for each run of consecutive rows; a compressed array is unpacked chunk by chunk."""
         array = self._arrays[name]
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-        with self._reading():
+        with _sound(self._path, "file"):
             for run in np.split(np.arange(len(rows)), breaks):
                 if len(run):
                     first, count = int(rows[run[0]]), len(run)
@@ -223,13 +228,6 @@ class Hdf5Table:
             listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise InputError(f"{self._path}: the datasets differ in their number of rows: {listed}")
         return next(iter(counts.values()))
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except _FAILURES as error:
-            raise InputError(f"{self._path}: is not a sound HDF5 file, or was cut short: {_reason(error)}") from error
 
 
 def _check_sizes(array: h5py.Dataset, where: str) -> None:
