@@ -172,17 +172,14 @@ class Peers:
         process = self._processes.get(peer)
         number = "" if process is None else f" (process {process.process_id})"
         who = f"{self._names[peer]}{number}"
-        match kind:
-            case Word.GAVE_UP:
-                return text
-            case Word.FAILED:
-                return f"{who} ended with {text}; see its log"
-            case Word.LEFT:
-                how = _end_of(process) or "left"
-                return f"{who} {how} {_BEFORE}; did its loop end early, without finish()? See its log"
-            case Word.NONE:
-                how = _end_of(process) or "is gone (killed, or ended by os._exit)"
-                return f"{who} {how} {_BEFORE}; see its log"
+        if kind is Word.GAVE_UP:
+            return text
+        if kind is Word.FAILED:
+            return f"{who} ended with {text}; see its log"
+        end = process.how_ended(Deadline.after(_STATUS_S)) if process is not None and process.ended() else None
+        if kind is Word.LEFT:
+            return f"{who} {end or 'left'} {_BEFORE}; did its loop end early, without finish()? See its log"
+        return f"{who} {end or 'is gone (killed, or ended by os._exit)'} {_BEFORE}; see its log"
 
     def leave(self) -> None:
         """Say that this rank notifies no rank any more. A second call does nothing."""
@@ -231,10 +228,3 @@ class NoPeers:
 
     def leave(self) -> None:
         """Nobody listens."""
-
-
-def _end_of(process: PeerProcess | None) -> str | None:
-    """The end of a process; None if it has not ended yet, or if the system does not tell."""
-    if process is None or not process.ended():
-        return None
-    return process.how_ended(Deadline.after(_STATUS_S))
