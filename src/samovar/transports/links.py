@@ -79,12 +79,14 @@ class NotOurs(SamovarError):
 class HostLink:
     """A connection to the launcher of another host; `own_address` is this host's as the other one sees it.
 
-    One thread may send while another receives. After an error neither works any more.
+    One thread may send while another receives. After an error neither works any more. At its `end` threads that wait
+    for the other side get ConnectionLost.
     """
 
     def __init__(self, channel: SecureChannel | _Plain, peer: str, own_address: str) -> None:
         self.peer = peer
         self.own_address = own_address
+        self.end, self.close = channel.end, channel.close
         self._channel = channel
         self._sending = threading.Lock()
 
@@ -126,13 +128,6 @@ class HostLink:
     def is_gone(self) -> bool:
         """Whether the other side, which says nothing yet, has closed the connection."""
         return self._channel.is_readable()
-
-    def end(self) -> None:
-        """Threads that wait for the other side get ConnectionLost."""
-        self._channel.end()
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 def sealed_link(channel: SecureChannel) -> HostLink:
