@@ -176,7 +176,8 @@ class Pings:
     def put(self, source: Array) -> float:
         """The seconds until the peer has answered a message."""
         began_s = time.perf_counter()
-        self._send(source)
+        self._count += 1
+        self._window.put(self._peer, 0, source, Notification(self._slot, self._count))
         self._wait()
         return time.perf_counter() - began_s
 
@@ -198,10 +199,6 @@ class Pings:
             self._wait()
             told = np.array([self._clock_s(), self._used_s()])
             self._window.put(self._peer, 0, told, Notification(self._slot, self._count))
-
-    def _send(self, source: Array) -> None:
-        self._count += 1
-        self._window.put(self._peer, 0, source, Notification(self._slot, self._count))
 
     def _wait(self) -> None:
         self._window.wait(self._slot, self._count, self._peer, self._deadline())

@@ -119,7 +119,7 @@ class Scheduler:
         """Start one more task, at this moment; `run` returns when it has ended too."""
         self._num_live += 1
         self._tasks.append(task)
-        self.at(self.moment(self.now_s), self._start, task)
+        self.at(self.moment(self.now_s), lambda begun: begun.start(self._main), task)
 
     def cut_off(self, task: Task) -> None:
         """End a task where it is, at this moment."""
@@ -149,9 +149,6 @@ class Scheduler:
         """Let virtual time pass for this task."""
         self.at((self.now_s + seconds, self._draw()), Task.resume, task)
         self.block(task, "sleep")
-
-    def _start(self, task: Task) -> None:
-        task.start(self._main)
 
     def _main(self, task: Task) -> None:
         try:
