@@ -1,6 +1,6 @@
 """ONNX files: a graph of operators, in the messages of ONNX's onnx.proto (IR version 8) that we write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -47,7 +47,6 @@ class OnnxGraph:
         self._graph: Message = self._model.graph
         self._graph.name = name or "net"
         self._num_bytes = 0
-        self._names: dict[str, str] = {}
 
     def add_input(self, name: str, shape: Sequence[Dimension]) -> None:
         _describe(self._graph.input.add(name=name), shape)
@@ -71,17 +70,13 @@ class OnnxGraph:
         for key, value in attributes.items():
             _set(node.attribute.add(name=key), value)
 
-    def rename(self, value: str, name: str) -> None:
-        """Write `name` for a value that a node makes, in all places that use it."""
-        self._names[value] = name
-
-    def encode(self) -> bytes:
-        """The file's bytes: the same for the same graph. Ends the construction."""
+    def encode(self, names: Mapping[str, str]) -> bytes:
+        """The file's bytes: the same for the same graph, with other `names` for some values. Ends the construction."""
         for node in self._graph.node:
-            node.input[:] = [self._names.get(value, value) for value in node.input]
-            node.output[:] = [self._names.get(value, value) for value in node.output]
+            node.input[:] = [names.get(value, value) for value in node.input]
+            node.output[:] = [names.get(value, value) for value in node.output]
         for output in self._graph.output:
-            output.name = self._names.get(output.name, output.name)
+            output.name = names.get(output.name, output.name)
         return bytes(self._model.SerializeToString(deterministic=True))
 
 

@@ -181,7 +181,7 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
             scope.set_value(blob, value, shape)
     for name in caffe_net.output_names:
         scope.add_output(name, _sizes(scope.shapes[scope.value_of(name)], own, batch))
-    return graph.encode()
+    return graph.encode(scope.names)
 
 
 def _sizes(shape: Shape, own: Dimension, batch: Dimension) -> Sequence[Dimension]:

@@ -27,7 +27,8 @@ class Scope:
     """The graph so far, and the value that each blob holds.
 
     A blob that layers change in place holds several values in turn; the last of them gets the blob's name. `shapes`
-    are by value, as the net was built, batch included. `layer` is the one under translation.
+    are by value, as the net was built, batch included; so are the `names` in the file. `layer` is the one under
+    translation.
     """
 
     layer: Layer
@@ -36,7 +37,7 @@ class Scope:
         self.shapes: dict[str, Shape] = {}
         self._graph = graph
         self._values: dict[str, str] = {}  # by blob
-        self._names: dict[str, str] = {}  # of values in the file
+        self.names: dict[str, str] = {}
         self._taken: set[str] = set()
         self._parameters: dict[str, str] = {}  # their names in the file
         self._writes_left = Counter(top for step in steps for top in step.tops)
@@ -44,14 +45,14 @@ class Scope:
 
     def add_input(self, blob: str, sizes: Iterable[Dimension], shape: Shape) -> None:
         """A blob that the caller gives; `sizes` are those in the file."""
-        self._values[blob] = self._names[blob] = self._unique(blob)
+        self._values[blob] = self.names[blob] = self._unique(blob)
         self.shapes[blob] = shape
         self._graph.add_input(blob, list(sizes))
 
     def add_output(self, blob: str, sizes: Iterable[Dimension]) -> None:
         """A blob that the graph gives, under its own name if no input has that name."""
         value = self._values[blob]
-        if self._names.get(value) != blob or value == blob:
+        if self.names.get(value) != blob or value == blob:
             name = self._unique(blob)
             self._graph.add_node(f"{blob}/Identity", "Identity", [value], [name])
             value = name
@@ -66,10 +67,9 @@ class Scope:
 
     def set_value(self, blob: str, value: str, shape: Shape) -> None:
         self._writes_left[blob] -= 1
-        if value in self._made and value not in self._names:
+        if value in self._made and value not in self.names:
             name = f"{blob}@{self.layer.spec.name}" if self._writes_left[blob] else blob
-            self._names[value] = self._unique(name)
-            self._graph.rename(value, self._names[value])
+            self.names[value] = self._unique(name)
         self._values[blob] = value
         self.shapes[value] = shape
 
