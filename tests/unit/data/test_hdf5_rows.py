@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data import hdf5_rows
+from samovar.data import reader as readers
 from samovar.data.config import Hdf5DataConfig
 from samovar.data.order import permutation
 from samovar.data.reader import BatchReader
@@ -52,7 +52,7 @@ def test_shuffled_rows_are_a_permutation_of_all_files(config: Hdf5DataConfig, by
 
 
 def test_few_files_are_open_at_a_time(config: Hdf5DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5_rows, "MAX_OPEN_FILES", 1)
+    monkeypatch.setattr(readers, "MAX_OPEN_FILES", 1)
     with BatchReader([config], False) as reader:
         assert [reader.read(n, 1)["label"].item() for n in (0, 8, 1, 5)] == [0, 8, 1, 5]
 
