@@ -69,9 +69,9 @@ def choose_all_reduce(
     return min(names, key=lambda name: predicted_s(record, name, world_size, num_bytes, oversubscribed))
 
 
-def choose_between(record: CalibrationRecord, world_size: int, num_bytes: int, transport: str = "tcp") -> str:
+def choose_between(record: CalibrationRecord, world_size: int, num_bytes: int) -> str:
     """The same between hosts, by `predicted_between_s`. Cost: O(P^2 log P) per plan."""
-    return min(_BETWEEN_HOSTS, key=lambda name: predicted_between_s(record, name, world_size, num_bytes, transport))
+    return min(_BETWEEN_HOSTS, key=lambda name: predicted_between_s(record, name, world_size, num_bytes))
 
 
 def require_messages(collective: str) -> None:
@@ -116,9 +116,7 @@ def predicted_s(record: CalibrationRecord, name: str, world_size: int, num_bytes
     return max(together_s, *(rank.clock for rank in timing.ranks))
 
 
-def predicted_between_s(
-    record: CalibrationRecord, name: str, world_size: int, num_bytes: int, transport: str = "tcp"
-) -> float:
+def predicted_between_s(record: CalibrationRecord, name: str, world_size: int, num_bytes: int) -> float:
     """How long one run of the plan takes where each rank's link sends and receives at once, a message at a time.
 
     A message of B bytes takes its sender's link B / W(B) seconds, then one latency until it arrives. Messages of
@@ -127,7 +125,7 @@ def predicted_between_s(
     if the number of ranks is not a power of two.
     """
     num_elements = num_bytes // ELEMENT_BYTES
-    link = record.transports.get(transport) or NOMINAL.transports[transport]  # a record may be of one host alone
+    link = record.transports.get("tcp") or NOMINAL.transports["tcp"]  # a record may be of one host alone
     timing = _Links(_plans(name, world_size), num_elements, link, record.transports["shm"])
     timing.run()
     return max(rank.clock for rank in timing.ranks)
