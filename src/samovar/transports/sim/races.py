@@ -10,6 +10,7 @@ Cost: O(P) per notification and wait, O(number of places) per access.
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -22,29 +23,25 @@ class Race(AssertionError):
     """A read before the write was known to be complete, or a write before the last reader was known to be done."""
 
 
+@dataclass(slots=True)
 class Access:
     """An access: the rank, its time by its own clock, and the kind."""
 
-    __slots__ = ("at_s", "rank", "tick", "verb")
-
-    def __init__(self, rank: int, tick: int, verb: str, at_s: float) -> None:
-        self.rank = rank
-        self.tick = tick
-        self.verb = verb
-        self.at_s = at_s
+    rank: int
+    tick: int
+    verb: str
+    at_s: float
 
     def __str__(self) -> str:
         return f"rank {self.rank}'s {self.verb} at {self.at_s:.9f} s"
 
 
+@dataclass(slots=True)
 class _History:
     """Bytes that have the same history: the last write, and the readers since."""
 
-    __slots__ = ("reads", "write")
-
-    def __init__(self, write: Access | None = None, reads: dict[int, Access] | None = None) -> None:
-        self.write = write
-        self.reads = reads or {}
+    write: Access | None = None
+    reads: dict[int, Access] = field(default_factory=dict)
 
 
 class AccessLog:

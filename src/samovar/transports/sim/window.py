@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -140,16 +141,14 @@ class Spawned:
             self._port.fabric.scheduler.wake(self._waiter)
 
 
+@dataclass(slots=True)
 class Awaited:
     """The event for which a rank waits; its text is a line of the deadlock report."""
 
-    __slots__ = ("at_least", "peer", "slots", "window")
-
-    def __init__(self, window: "SimWindow", slots: range, at_least: int, peer: int | None) -> None:
-        self.window = window
-        self.slots = slots
-        self.at_least = at_least
-        self.peer = peer
+    window: "SimWindow"
+    slots: range
+    at_least: int
+    peer: int | None
 
     def is_met_by(self, window: "SimWindow", slot: int, value: int) -> bool:
         return window is self.window and slot in self.slots and value >= self.at_least
