@@ -236,7 +236,7 @@ def _require_sizes(window: WindowMemory, num_bytes: int, num_slots: int) -> None
 def _in_slices(
     wait: Callable[[float], _Result | None], is_over: Callable[[], bool], deadline: Deadline
 ) -> _Result | None:
-    """What `wait(seconds)` finds before the deadline, and before a peer is over."""
+    """The result of `wait(seconds)`, unless the deadline comes first, or a peer is over."""
     while (found := wait(min(deadline.remaining_s(), _SLICE_S))) is None:
         if deadline.passed() or is_over():
             return wait(0.0)  # what came before the end of a peer counts
