@@ -88,6 +88,14 @@ class Place:
         """The first elements of the weights are learned; the others are statistics of forward passes, or frozen."""
         return max((bucket.stop for bucket in self.buckets), default=0)
 
+    @property
+    def num_moving(self) -> int:
+        """The first elements of the weights: all without frozen ones at their end."""
+        size = len(self.buffers.weights.array)
+        for part in reversed(self.buffers.frozen):
+            size = part.start if part.stop == size else size
+        return size
+
 
 class Strategy:
     """The places in a step where a strategy may act; see `samovar.training.step`.
@@ -223,13 +231,14 @@ def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
     """Declare a class of `Strategy` as the strategy of this name, with these `Traits`; others are its base's.
 
     A recipe is measured for one strategy, so it is never its base's. So is `regroups`, a promise about its state, and
-    that it exchanges where the period ends.
+    that it exchanges where the period ends. So is `leaves_frozen_out`, a promise about what it does with sums.
 
     A user's own strategy is declared the same way as ours: `@samovar.strategy("its-name", settings=(...))`.
     """
 
     def declared(kind: Kind) -> Kind:
-        kind.traits = replace(kind.traits, name=name, **{"recipe": None, "regroups": False, **traits})
+        own: dict[str, Any] = {"recipe": None, "regroups": False, "leaves_frozen_out": False}
+        kind.traits = replace(kind.traits, name=name, **(own | traits))
         _require_good(kind.traits, kind)
         KINDS[name] = kind
         return kind

@@ -94,6 +94,7 @@ def without_gain(chosen: Chosen, _num_workers: int) -> float:
         {SYNC_PERIOD_STEPS: always(16)}, {OUTER_MOMENTUM.name: always(0.5)}, without_gain, adaptive_rate=by_root(1.5)
     ),
     regroups=True,
+    leaves_frozen_out=True,
 )
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:

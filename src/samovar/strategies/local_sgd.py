@@ -22,7 +22,8 @@ class LocalSteps(Strategy):
     """Every worker updates its own x_i with its own gradient; after every `sync_period_steps`-th step: `_exchange`.
 
     All ranks start from the same weights. `_weights` is x_i, float32 (N,); `_shared` an area of the same shape for
-    what is summed over ranks by `_all_reduce`.
+    what is summed over ranks by `_all_reduce`. With the trait `leaves_frozen_out` it leaves out
+    frozen weights at the end.
     """
 
     exchanges = "weights"
@@ -34,6 +35,7 @@ class LocalSteps(Strategy):
         self._weights = place.buffers.weights.array
         self._sync_period_steps = place.chosen.sync_period_steps
         self._deadline = place.deadline
+        self._num_summed = place.num_moving if self.traits.leaves_frozen_out else len(self._weights)
         self._open(place.collectives)
 
     def exchanges_at(self, step: int) -> bool:
@@ -55,10 +57,10 @@ class LocalSteps(Strategy):
         """The area that is summed over ranks, and how."""
         shared = float32_region(collectives, "exchanged weights", len(self._weights))
         self._shared = shared.array
-        self._all_reduce = self._opened(collectives, "exchanged weights", shared)
+        self._all_reduce = self._opened(collectives, "exchanged weights", shared.part(0, self._num_summed))
 
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
-        """How `_shared` is summed over ranks."""
+        """How `shared` is summed over ranks."""
         return collectives.all_reduce(name, shared)
 
     def _stepped(self) -> None:
@@ -112,6 +114,7 @@ def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) 
     settings=(SYNC_PERIOD.by_default(8),),
     recipe=Recipe(settings={SYNC_PERIOD_STEPS: always(2)}),
     regroups=True,
+    leaves_frozen_out=True,
 )
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.
@@ -147,7 +150,7 @@ class LocalSgd(LocalSteps):
         self._shared[:] = self._weights
         self._all_reduce.run(self._deadline())
         self._shared /= np.float32(self._world_size)
-        for part in self._frozen:  # the mean of equal values may be another one
+        for part in self._frozen:  # not all summed, and the mean of equal values may be another one
             self._shared[part] = self._weights[part]
         return self._shared
 

@@ -26,6 +26,7 @@ from samovar.transports.base import Array
         rate=without_gain,
     ),
     regroups=True,
+    leaves_frozen_out=True,
 )
 class SlowMo(DiLoCo):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and u = 0 at first:

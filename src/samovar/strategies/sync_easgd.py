@@ -66,6 +66,7 @@ VARIANT = Setting(
     ),
     recipe=ELASTIC_RECIPE,
     regroups=True,
+    leaves_frozen_out=True,
 )
 class SyncEasgd(LocalSteps):
     """Every rank keeps the same copy of the center c. Every `sync_period_steps` steps, with the same d_i on both sides:
@@ -248,7 +249,7 @@ class BroadcastEasgd(SyncEasgd):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         center = float32_region(place.collectives, "center", len(self._weights))
-        self._broadcast = place.collectives.broadcast("center", center)
+        self._broadcast = place.collectives.broadcast("center", center.part(0, self._num_summed))
         center.array[:] = self._center
         self._center = center.array
 

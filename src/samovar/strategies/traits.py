@@ -149,7 +149,7 @@ class Traits:
     steps compute. `is_replayable` where the order of updates gives the same bits. `recipe` says how several workers
     learn as well as one.
     It `regroups` if workers in step may come and go between exchanges, because `state_dict` between two exchanges is
-    all that a worker needs.
+    all that a worker needs. It `leaves_frozen_out` if it needs no sums of weights that nobody changes.
     """
 
     name: str = ""
@@ -166,6 +166,7 @@ class Traits:
     needs_momentum: bool = False
     recipe: Recipe | None = None
     regroups: bool = False
+    leaves_frozen_out: bool = False
 
     def setting(self, name: str) -> Setting | None:
         """The one of that name, if the strategy has it."""

@@ -52,8 +52,8 @@ def test_outer_step(count: int, in_place: bool) -> None:
     for rate, (x, center, velocity, total) in cases(4):
         with np.errstate(all="ignore"):
             delta = total / np.float32(count)
-            v = momentum * velocity + delta
-            moved = center - np.float32(rate) * (delta + momentum * v)
+            v: Floats = momentum * velocity + delta
+            moved: Floats = center - np.float32(rate) * (delta + momentum * v)
         weights = total if in_place else x
         _native.outer_step(weights, center, velocity, total, count, rate, 0.9)
         assert_equal([weights, center, velocity], [moved, moved, v])
