@@ -1,6 +1,7 @@
 """The kernels of exchanged weights against NumPy, operation by operation, bit for bit."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +52,9 @@ def test_outer_step(count: int, in_place: bool) -> None:
     momentum = np.float32(0.9)
     for rate, (x, center, velocity, total) in cases(4):
         with np.errstate(all="ignore"):
-            delta = total / np.float32(count)
-            v: Floats = momentum * velocity + delta
-            moved: Floats = center - np.float32(rate) * (delta + momentum * v)
+            delta: Any = total / np.float32(count)
+            v = momentum * velocity + delta
+            moved = center - np.float32(rate) * (delta + momentum * v)
         weights = total if in_place else x
         _native.outer_step(weights, center, velocity, total, count, rate, 0.9)
         assert_equal([weights, center, velocity], [moved, moved, v])
