@@ -140,7 +140,9 @@ def statistics(process_group: ProcessGroup) -> Any:
     model.register_buffer("time", torch.tensor(1.7e9 + 0.123, dtype=torch.float64))
     model.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min).mul_(torch.tensor([0.0, 1.0])))
     model.register_buffer("cache", torch.ones(1), persistent=False)
+    model.register_buffer("count", torch.tensor(1e9, dtype=torch.float64))
     replica = replicated(process_group, model, optimizer := sgd(model))
+    model.count += 100 * replica.rank
     model.cache = torch.full((3 + replica.rank,), replica.rank)  # it has grown with the longest text
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -149,9 +151,9 @@ def statistics(process_group: ProcessGroup) -> Any:
     own = model[1].running_mean.tolist()
     with replica.evaluating():
         mean, time, cache = model[1].running_mean.tolist(), model.time.item(), model.cache.tolist()
-        mask = model.mask.tolist()
+        mask, count = model.mask.tolist(), model.count.item()
     kept = model[1].running_mean.tolist() == own
-    return {"own": own, "mean": mean, "kept": kept, "time": time, "cache": cache, "mask": mask}
+    return {"own": own, "mean": mean, "kept": kept, "time": time, "cache": cache, "mask": mask, "count": count}
 
 
 class Cached(nn.Module):

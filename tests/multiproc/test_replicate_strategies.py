@@ -54,6 +54,7 @@ def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back
     assert first["mean"] == second["mean"]
     assert (first["cache"], second["cache"]) == ([0.0] * 3, [1.0] * 4)
     assert first["time"] == second["time"] == 1.7e9 + 0.123
+    assert first["count"] == second["count"] == 1e9 + 50
     assert first["mask"] == second["mask"] == [0.0, float(np.finfo(np.float32).min)]
     np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
 

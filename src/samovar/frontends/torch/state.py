@@ -109,15 +109,15 @@ def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [buffer for buffer in saved_buffers(model) if buffer.is_floating_point() and buffer.numel()]
 
 
-# The error of a float32 sum of a few equal values, relative to them; and values whose sum may be too large for it.
-_ROUNDING, _HUGE = 2.0**-20, 2.0**100
+# The error of a sum of a few equal values, in units of its type; and values whose sum in float32 may be too large.
+_ROUNDING, _HUGE = 8.0, 2.0**100
 
 
 class BufferMean:
     """Copies a model's buffers, which have `size` values, into an array of floats, and their mean back.
 
-    A float64 value that float32 rounds to its mean stays as it is: ranks that have it equal keep all its digits. So
-    does a huge one, such as a mask of torch.finfo(torch.float32).min, whose sum is infinite.
+    A float64 value that the array's type rounds to its mean stays as it is: ranks that have it equal keep all its
+    digits. So does a huge one whose sum is infinite, such as a mask of torch.finfo(torch.float64).min.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -137,7 +137,7 @@ class BufferMean:
             mean, own = place.view_as(buffer), buffer.detach().to("cpu", torch.float64)
             stays = mean.isinf() & (own.abs() > _HUGE)
             if buffer.dtype == torch.float64:
-                stays |= (mean - own).abs() <= own.abs() * _ROUNDING
+                stays |= (mean - own).abs() <= own.abs() * _ROUNDING * torch.finfo(mean.dtype).eps
             buffer.detach().copy_(torch.where(stays, own, mean))
         try:
             yield
