@@ -48,7 +48,7 @@ class Bench:
         self.config = RunConfig(job="train", model=solver, workers=group.world_size)
         # A fixed rate: torch keeps it outside its momentum, Caffe inside, which is the same only then.
         self.caffe = replace(load_solver(solver), lr_policy="fixed")
-        self.definition = load_net(self.caffe.net_path)
+        self.definition = load_net(self.caffe.net.path)
         self.barrier = open_barrier(self.transport)
 
     def stream(self) -> BatchStream:

@@ -48,7 +48,7 @@ def read_solver(path: Path) -> None:
     inspect(path)
     solver = load_solver(path)
     solver_config(solver)
-    read_net(solver.net_path)
+    read_net(solver.net.path)
 
 
 def inspect(path: Path) -> None:

@@ -99,7 +99,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise InputError(f"key file {path}: {error.strerror}; name that of the job with --key-file") from error
+        raise InputError(f"key file {path}: {error.strerror}; copy the job's, or name it with --key-file") from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:

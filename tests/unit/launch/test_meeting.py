@@ -231,7 +231,7 @@ def test_a_host_that_comes_before_the_key_waits_for_it(tmp_path: Path, monkeypat
 
 
 def test_a_key_that_nobody_makes_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"key file .*key.pem: No such file or directory; name that of the job"):
+    with pytest.raises(InputError, match=r"key file .*key.pem: No such file or directory; copy the job's, or name it"):
         meet(replace(PLACE, number=1, key_file=tmp_path / "key.pem"), hellos(1, 1)[1], 0.1)
 
 
