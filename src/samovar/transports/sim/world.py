@@ -64,16 +64,6 @@ class SimRun(Generic[_Result]):
     event_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class WindowParts:
-    """A window on all ranks, as the first rank that opened it described it."""
-
-    name: str
-    num_bytes: int
-    num_slots: int
-    parts: list[SimWindow]
-
-
 class Windows:
     """All windows in the order of their opening; those above `counted_above_bytes` hold no data."""
 
@@ -81,7 +71,7 @@ class Windows:
         self._ports = ports
         self._counted_above_bytes = counted_above_bytes
         self._window_type = window_type
-        self._opened: list[WindowParts] = []
+        self._opened: list[list[SimWindow]] = []
         self._groups: dict[Hashable, Windows] = {}
 
     def among(self, group: Hashable, ranks: Sequence[int]) -> "Windows":
@@ -91,24 +81,24 @@ class Windows:
         assert made._ports == ports, "one name for two groups"
         return made
 
-    def open(self, index: int, name: str, num_bytes: int, num_slots: int) -> WindowParts:
-        """The window of this index; the first rank's call makes the parts of all, as in a shared segment."""
+    def open(self, index: int, name: str, num_bytes: int, num_slots: int) -> list[SimWindow]:
+        """The parts of the window of this index; the first rank's call makes those of all, as in a shared segment."""
         if index == len(self._opened):
             self._opened.append(self._make(index, name, num_bytes, num_slots))
         return self._opened[index]
 
     def end(self) -> None:
         """Forget what refers back here, at the end of all: memory comes free without a search for such cycles."""
-        for opened in self._opened:
-            for part in opened.parts:
+        for parts in self._opened:
+            for part in parts:
                 part.heed = None
-            opened.parts.clear()
+            parts.clear()
         for port in self._ports:
             port.windows.clear()
         for group in self._groups.values():
             group.end()
 
-    def _make(self, index: int, name: str, num_bytes: int, num_slots: int) -> WindowParts:
+    def _make(self, index: int, name: str, num_bytes: int, num_slots: int) -> list[SimWindow]:
         is_real = num_bytes <= self._counted_above_bytes
         memory = _zeros(0 if is_real else num_bytes)
         parts: list[SimWindow] = []
@@ -117,7 +107,7 @@ class Windows:
             parts.append(self._window_type(name, index, port, local, num_slots, is_real))
         for part in parts:
             part.parts = parts
-        return WindowParts(name, num_bytes, num_slots, parts)
+        return parts
 
 
 class _CountedMessage(SimMessage):
@@ -186,14 +176,14 @@ class SimTransport:
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> SimWindow:
         """Raises SamovarError if another rank opened it with other sizes."""
-        opened = self._windows.open(self._num_windows, name, num_bytes, num_slots)
+        own = self._windows.open(self._num_windows, name, num_bytes, num_slots)[self.group.rank]
         self._num_windows += 1
-        if (opened.num_bytes, opened.num_slots) != (num_bytes, num_slots):
+        if (len(own.local), len(own.slots)) != (num_bytes, num_slots):
             raise SamovarError(
                 f"rank {self.group.rank}: window {name!r} of {num_bytes} bytes and {num_slots} slots is window "
-                f"{opened.name!r} of {opened.num_bytes} bytes and {opened.num_slots} slots on another rank"
+                f"{own.name!r} of {len(own.local)} bytes and {len(own.slots)} slots on another rank"
             )
-        return opened.parts[self.group.rank]
+        return own
 
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         """destination = (sources[0] + sources[1]) + ..., in the time that the machine model gives it.
