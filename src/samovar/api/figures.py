@@ -100,7 +100,7 @@ class ReplicaFigures:
         trace = Trace(self._rank)
         about: dict[str, object] = {"strategy": self._config.name}
         self._tracing = Tracing(trace, window, self._num_ranks, folder, about, Voice(say, warn))
-        return TracedCollectives.of(collectives, trace) if isinstance(collectives, PlannedCollectives) else collectives
+        return TracedCollectives(collectives, trace) if isinstance(collectives, PlannedCollectives) else collectives
 
     def begin(self, announcer: Announcer, model: nn.Module) -> None:
         """Open the sinks, on rank 0, and start the clock. Raises InputError."""

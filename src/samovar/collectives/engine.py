@@ -314,23 +314,12 @@ class TracedEncodedRunner(TracedRunner):
 
 
 class TracedCollectives(PlannedCollectives):
-    """Samovar's own plans, each run of them in `trace`."""
+    """The plans of `inner`, each run of them in `trace`."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        all_reduce_name: Callable[[int], str],
-        trace: Trace,
-        host_size: HostSizes | None = None,
-    ) -> None:
-        super().__init__(transport, all_reduce_name, host_size)
+    def __init__(self, inner: PlannedCollectives, trace: Trace) -> None:
+        super().__init__(inner.transport, inner.all_reduce_name, inner.host_size)
         self._trace = trace
         self._in_flight: list[TracedRunner] = []
-
-    @classmethod
-    def of(cls, inner: PlannedCollectives, trace: Trace) -> "TracedCollectives":
-        """The same plans on the same transport."""
-        return cls(inner.transport, inner.all_reduce_name, trace, inner.host_size)
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> TracedRunner:
         return TracedRunner(name, super().planned(name, plan, buffer), self._trace, self._in_flight)

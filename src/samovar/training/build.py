@@ -9,7 +9,6 @@ from typing import cast
 import torch
 
 from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
-from samovar.collectives.plans import HostSizes
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
@@ -123,17 +122,17 @@ def build_learner(
     layout, num_apart = layout_with_factors(parameters, sharing)
     memory = open_memory(transport, layout, slices, net.device if connect_near else None, at_center=bool(center))
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, num_apart)
-    collective = chosen_collective(config, memory, buckets)
-    sharing = divided(config, sharing, caffe, collective, connect_near is not None)
+    plan = chosen_collective(config, memory, buckets)
+    sharing = divided(config, sharing, caffe, plan, connect_near is not None)
     memory = replace(with_histories(memory, transport, sharing, caffe), frozen=_frozen(net, layout))
     weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
     model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
     sharing, solver, of_momentum = _solver(config, caffe, sharing, model, net, memory, start)
-    collectives = _collectives(transport, collective, trace, None if config.hosts is None else config.hosts.sizes)
+    collectives = _collectives(config, transport, plan, trace)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
     factoring = factoring_in(config, sharing, collectives, buckets[:num_apart], memory, deadline, callback)
     model.factors = factoring.by_name
-    exchanged, collective = _connected(None if center else connect_near, collectives, collective)
+    exchanged, collective = _connected(None if center else connect_near, collectives, plan)
     with memory.on_host():
         strategy = make_strategy(sharing, exchanged, buckets, memory, slices, deadline, seat, callback, factoring)
         _begin(strategy, start, center, pulls=memory.exchanged is not None)
@@ -142,6 +141,11 @@ def build_learner(
     notices = (*notices, *fallback, *of_momentum, *cut_notices(config, sharing, buckets))
     made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
     return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged)
+
+
+def _collectives(config: RunConfig, transport: Transport, plan: str, trace: Trace | None) -> PlannedCollectives:
+    plans = PlannedCollectives(transport, lambda _num_bytes: plan, None if config.hosts is None else config.hosts.sizes)
+    return plans if trace is None else TracedCollectives(plans, trace)
 
 
 def _connected(connect_near: ConnectNear | None, collectives: PlannedCollectives, name: str) -> tuple[Collectives, str]:
@@ -200,14 +204,6 @@ def _evaluated(
         last = weights if memory.exchanged is None else memory.exchanged.host
         return center.evaluated(weights, last, statistics, deadline)
     return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
-
-
-def _collectives(
-    transport: Transport, name: str, trace: Trace | None, host_size: HostSizes | None
-) -> PlannedCollectives:
-    if trace is None:
-        return PlannedCollectives(transport, lambda _num_bytes: name, host_size)
-    return TracedCollectives(transport, lambda _num_bytes: name, trace, host_size)
 
 
 def _solver(
@@ -293,10 +289,3 @@ def global_batch_size(config: RunConfig, reader: BatchReader, num_parts: int) ->
             f"less than a sample a worker; use fewer workers or a larger batch_size{other}"
         )
     return reader.batch_size
-
-
-def run_seed(config: RunConfig, caffe: CaffeSolver) -> int:
-    """--seed, else the solver's random_seed, else 0: a run can always be repeated."""
-    if config.seed is not None:
-        return config.seed
-    return caffe.random_seed or 0

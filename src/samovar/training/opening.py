@@ -107,7 +107,7 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     config = context.config
     caffe = load_solver(config.model)
     definition = load_source(caffe.net, config.level, config.stages)
-    seed = build.run_seed(config, caffe)
+    seed = (caffe.random_seed or 0) if config.seed is None else config.seed  # so that a run can always be repeated
     with build.open_reader(definition, "TRAIN", config, seed) as reader:
         changed, told = by_recipe(config, caffe, reader.batch_size)
         if config.large_batch is not None:

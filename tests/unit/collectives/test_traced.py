@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from samovar.collectives.engine import TracedCollectives, float32_region
+from samovar.collectives.engine import PlannedCollectives, TracedCollectives, float32_region
 from samovar.core.clock import Deadline
 from samovar.core.trace import Span, Trace
 from samovar.transports.shm import ShmTransport
@@ -19,7 +19,7 @@ ROOT = 1
 def exchange(transport: ShmTransport) -> tuple[np.ndarray, list[Span]]:
     """An all-reduce outside the trace and one in it, one in the background, then to a root and back."""
     trace = Trace(transport.group.rank)
-    collectives = TracedCollectives(transport, lambda _num_bytes: "tree", trace)
+    collectives = TracedCollectives(PlannedCollectives(transport, lambda _num_bytes: "tree"), trace)
     region = float32_region(collectives, "values", 8)
     region.array[:] = 1.0
     whole = collectives.all_reduce("whole", region)
