@@ -272,22 +272,17 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
 
 def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
     transport = given.get("SAMOVAR_TRANSPORT") or AUTO
+    board, center = "SAMOVAR_BOARD_FD", "SAMOVAR_CENTER_FD"
     require_choice("SAMOVAR_TRANSPORT", transport, TRANSPORTS)
     return replace(
         found,
         interfaces=tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if given.get("GLOO_SOCKET_IFNAME") else (),
         transport=transport,
         key_file=own_key_file(given),
-        kept_files=_kept_files(given),
+        kept_files=(_number(given, board), _number(given, center)) if board in given else None,
         life=_number(given, "SAMOVAR_LIFE", 0),
         emulation=given.get(EMULATION) or None,
     )
-
-
-def _kept_files(given: Mapping[str, str]) -> tuple[int, int] | None:
-    if "SAMOVAR_BOARD_FD" not in given:
-        return None
-    return _number(given, "SAMOVAR_BOARD_FD"), _number(given, "SAMOVAR_CENTER_FD")
 
 
 def _rendezvous(given: Mapping[str, str]) -> dict[str, str | int]:

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Self
 
 from samovar.box.board import Board, create_board
 from samovar.box.buffers import new_token
 from samovar.box.job_server import served
+from samovar.core.closing import Closing
 from samovar.core.group import Group
 from samovar.core.host import create_empty
 from samovar.strategies.box_terms import BoxWord, Readiness
@@ -18,7 +18,7 @@ from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.tcp_service import TcpConfig
 
 
-class KeptMemory:
+class KeptMemory(Closing):
     """The board of `num_ranks` ranks and an empty file, of which rank 0 makes the center. Use as a context manager.
 
     Ranks inherit the descriptors `files`, and find them by `variables`.
@@ -33,10 +33,7 @@ class KeptMemory:
             raise
         self._rows = Board(self._board)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
+    def close(self) -> None:
         for descriptor in self.files:
             os.close(descriptor)
 
@@ -68,7 +65,7 @@ class ServedMemory(KeptMemory):
         board, center = self.files
         self._rows.claim_token(new_token())
         with ExitStack() as closing:
-            closing.callback(super().__exit__)
+            closing.callback(super().close)
             sockets = [closing.enter_context(listen(address)) for _ in range(2)]
             self.places: tuple[Address, ...] = tuple(map(address_of, sockets))
             closing.enter_context(served(sockets[0], key, os.dup(center), os.dup(board), timeout_s))
@@ -78,5 +75,5 @@ class ServedMemory(KeptMemory):
             closing.callback(windows.close)
             self._closing = closing.pop_all()
 
-    def __exit__(self, *_exception: object) -> None:
+    def close(self) -> None:
         self._closing.close()

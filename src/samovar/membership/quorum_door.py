@@ -129,9 +129,6 @@ class QuorumDoor(ABC):
         """Call `ready` whenever there is something to read."""
         self._selector.register(descriptor, selectors.EVENT_READ, ready)
 
-    def _unregister(self, descriptor: int) -> None:
-        self._selector.unregister(descriptor)
-
     def _wake(self) -> None:
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")

@@ -201,12 +201,8 @@ class QuorumSeat:
         try:
             send(self._link, {"kind": kind, **content}, self._deadline(), descriptors)
         except (ConnectionEnded, OSError) as error:
-            self._raise_refusal(error)
-
-    def _raise_refusal(self, error: Exception) -> None:
-        """The launcher has hung up. It may have said why before."""
-        self._answer("")
-        raise AssertionError from error
+            self._answer("")  # the launcher has hung up; it may have said why before
+            raise AssertionError from error
 
     def _answer(self, kind: str) -> LocalMessage:
         """The next message of this kind. The launcher sends others while it waits for workers."""

@@ -178,7 +178,7 @@ class QuorumServer(QuorumDoor):
 
     def _lose(self, far: _FarHost) -> None:
         """The host, its launcher or its cable is gone, with all of its workers."""
-        self._unregister(far.inbox.fileno())
+        self._selector.unregister(far.inbox.fileno())
         del self._far[far.inbox.fileno()]
         far.inbox.close()
         for number in far.numbers.values():

@@ -146,19 +146,16 @@ class AsyncSgd(CenterSteps):
         staleness = int((found - self._seen).max(initial=0))
         if staleness <= self._max_staleness_steps:
             return False
-        self._set_aside(staleness)
-        self._seen = found
-        self._pulled[:] = self._copy
-        self._step_from_pulled()
-        return True
-
-    def _set_aside(self, staleness: int) -> None:
         self.num_set_aside += 1
         if self.num_set_aside == 1:
             self._notices.append(
                 f"--max-staleness {self._max_staleness_steps}: others made {staleness} updates while this worker made "
                 "its step, which is set aside, and so is each further one that is as late"
             )
+        self._seen = found
+        self._pulled[:] = self._copy
+        self._step_from_pulled()
+        return True
 
 
 @strategy(

@@ -310,12 +310,9 @@ class Factoring:
         if self._choice == ALWAYS:
             return True
         others = self._collectives.group.world_size - 1
-        product_s = 2.0 * others * num_rows * shape[0] * shape[1] / self._operations_per_s
+        operations_per_s = self._arithmetic.num_threads * _THREAD_OPERATIONS_PER_S
+        product_s = 2.0 * others * num_rows * shape[0] * shape[1] / operations_per_s
         return self._links.saved_s(shape, num_rows) > product_s
-
-    @property
-    def _operations_per_s(self) -> float:
-        return self._arithmetic.num_threads * _THREAD_OPERATIONS_PER_S
 
     def _say(self, differing: Sequence[int]) -> None:
         chosen = [factored for factored in self.sums.values() if not factored.is_whole]

@@ -91,8 +91,10 @@ class ShmEasgd(ElasticSteps):
         self.drain()
         if seen is not None and self._seen is not None:
             seen += self._seen > seen  # the worker's own push is no update of others
-        if self._must_wait():
-            self._exchange_in_place()
+        if self._max_staleness_steps is not None and self.staleness.last > self._max_staleness_steps:
+            versions = self._exchanged(self._usable_rate())  # read and changed at once: nothing is stale
+            self._seen = versions - 1
+            self._note_update(versions)
             return
         self._seen = self._read() if seen is None else seen
         rate = self._usable_rate()
@@ -103,15 +105,6 @@ class ShmEasgd(ElasticSteps):
 
     def _read(self) -> Versions:
         return self._center.read(self._copy, self._deadline())
-
-    def _must_wait(self) -> bool:
-        return self._max_staleness_steps is not None and self.staleness.last > self._max_staleness_steps
-
-    def _exchange_in_place(self) -> None:
-        """Read and change c at once: nothing is stale."""
-        versions = self._exchanged(self._usable_rate())
-        self._seen = versions - 1
-        self._note_update(versions)
 
     def _usable_rate(self) -> float:
         most = 1.0 / (1.0 + self.staleness.mean)

@@ -16,16 +16,12 @@ from samovar.core.stateful import State, StateValue
 NUM_UNTIMED_STEPS, NUM_TRIAL_STEPS = 2, 12
 
 
-def _nobody(_sentence: str) -> None:
-    """Drop the sentence."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrialCallback:
     """`clock` gives seconds; `tell` is given a sentence for the user, on every rank."""
 
     clock: Callable[[], float] = time.monotonic
-    tell: Callable[[str], None] = _nobody
+    tell: Callable[[str], None] = lambda _sentence: None
 
 
 class Trial:

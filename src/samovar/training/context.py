@@ -1,6 +1,5 @@
 """The context of a rank process, and its signals."""
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,12 +68,6 @@ class RankContext:
         """Report a finding of all ranks once."""
         if self.is_first:
             self.tell("info", text)
-
-
-def use_cpus(cpus: tuple[int, ...]) -> None:
-    """Pin this process, and the threads that it starts later."""
-    if cpus:
-        os.sched_setaffinity(0, cpus)
 
 
 class SignalRequests:

@@ -117,9 +117,8 @@ class Duties:
         evaluate: Callable[[], Iterator[TestResult]],
         save: Callable[[int], None],
         observer: Observer,
-        outcome: Outcome | None = None,
     ) -> None:
-        self.outcome = Outcome(schedule.first_step) if outcome is None else outcome
+        self.outcome = Outcome(schedule.first_step)
         self.settle = lambda: None  # all steps are reported at once
         self._schedule = schedule
         self._evaluate = evaluate

@@ -1,6 +1,7 @@
 """The work of a rank process: its part of the job, and a report to the launcher if it cannot continue."""
 
 import faulthandler
+import os
 import socket
 import sys
 import traceback
@@ -20,7 +21,7 @@ from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
 from samovar.report.records import Failed, RecordWriter
 from samovar.strategies.traits import AUTO
-from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
+from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests
 from samovar.training.evaluated import gather
 from samovar.training.testing import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing
@@ -56,7 +57,8 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     inside = Group(ranks.index(given.rank), len(ranks))
     signals = given.segment if given.signals < 0 else given.signals
     requests = SignalRequests(RunBoard(signals, config.workers), Group(given.rank, config.workers))
-    use_cpus(config.cpus[inside.rank])
+    if cpus := config.cpus[inside.rank]:
+        os.sched_setaffinity(0, cpus)  # of this process, and of the threads that it starts later
     torch.set_num_threads(config.threads_per_worker)
     transport = _transport(given, config, inside)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
