@@ -18,7 +18,7 @@ from samovar.training import build
 from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
-from samovar.training.same_data import require_same_data
+from samovar.training.opening import require_same_data
 from samovar.training.step import StepLoss, Worker
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's

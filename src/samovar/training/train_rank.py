@@ -29,11 +29,10 @@ from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
 from samovar.training.loop import Duties, Outcome, Requests, train_at
 from samovar.training.near import near_of, staged_notices
 from samovar.training.observer import WorkersObserver, worker_figures
-from samovar.training.opening import open_training
+from samovar.training.opening import open_training, require_same_data
 from samovar.training.ordered_centers import order_of
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
-from samovar.training.same_data import require_same_data
 from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
 from samovar.training.testing import evaluate_function, forward_function, test_parts
