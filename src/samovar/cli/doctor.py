@@ -12,8 +12,7 @@ from samovar.core.machine import CalibrationRecord
 from samovar.core.plain import to_plain
 from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
-from samovar.launcher.calibrate import calibrate
-from samovar.launcher.doctor_hosts import HostLinkFigures, measure_hosts, with_links
+from samovar.launcher.calibrate import HostLinkFigures, calibrate, measure_hosts, with_links
 from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
 from samovar.predict.kept import Kept, is_quiet

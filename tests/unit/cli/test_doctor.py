@@ -13,8 +13,7 @@ from samovar.cli.doctor import advice, host_rows, record_rows
 from samovar.cli.output_flags import require_place
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 from samovar.core.plain import from_plain, to_plain
-from samovar.launcher.calibrate import calibrate
-from samovar.launcher.doctor_hosts import HostLinkFigures
+from samovar.launcher.calibrate import HostLinkFigures, calibrate
 from samovar.report.host import HostFigures, diagnose, read_host
 from samovar.report.profile import LayerProfile, Profile, load_profile, save_profile
 from samovar.strategies.advice import ADVICE, shortest_step_s
