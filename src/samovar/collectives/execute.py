@@ -36,6 +36,8 @@ class PlanRunner(Protocol):
 
     def run(self, deadline: Deadline) -> None:
         """Run the plan once; every rank of the group must. Raises DeadlineExceeded."""
+        self.start()
+        self.finish(deadline)
 
     def start(self) -> None:
         """Begin a run in the background where the transport can; never waits."""

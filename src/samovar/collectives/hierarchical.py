@@ -132,8 +132,8 @@ class HierarchicalCollectives:
 _Begin: TypeAlias = Callable[[], Pending]
 
 
-class _Exchange:
-    """Up inside the host, between the leaders, down inside the host; a `PlanRunner`.
+class _Exchange(PlanRunner):
+    """Up inside the host, between the leaders, down inside the host.
 
     `between` begins the leaders' part (None on other ranks), `up` and `down` are None if they have nothing to do.
     """
@@ -158,10 +158,6 @@ class _Exchange:
         self._between = between
         self._down = down
         self._under_way: Job | Pending | None = None
-
-    def run(self, deadline: Deadline) -> None:
-        self.start()
-        self.finish(deadline)
 
     def start(self) -> None:
         assert self._under_way is None, "finish() comes first"

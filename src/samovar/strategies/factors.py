@@ -66,8 +66,8 @@ class Arithmetic:
     num_threads: int
 
 
-class FactoredSum:
-    """gradient = scale * sum over ranks i of left_i^T right_i, of factors from all ranks; a `PlanRunner`.
+class FactoredSum(PlanRunner):
+    """gradient = scale * sum over ranks i of left_i^T right_i, of factors from all ranks.
 
         left_i (K_i, m), right_i (K_i, n), gradient (m, n), all float32
 
@@ -131,10 +131,6 @@ class FactoredSum:
             num_elements = _HEADER_ELEMENTS + capacity * sum(self.shape)
             self._gather = self._collectives.all_gather(f"factors of {self.name}, {capacity} rows", num_elements)
 
-    def run(self, deadline: Deadline) -> None:
-        self.start()
-        self.finish(deadline)
-
     def start(self) -> None:
         if self._gather is None:
             self._whole.start()
@@ -185,8 +181,8 @@ class FactoredSum:
         return message[_HEADER_ELEMENTS:middle].reshape(-1, m), message[middle:].reshape(-1, n)
 
 
-class FactoredOrEncoded:
-    """An `EncodedRunner`: factors, which are never encoded, or the encoded gradient where factors are not less.
+class FactoredOrEncoded(EncodedRunner):
+    """Factors, which are never encoded, or the encoded gradient where factors are not less.
 
     Until that is known the gradient travels as it is, so that the residual of a first step is not left behind.
     """
@@ -199,10 +195,6 @@ class FactoredOrEncoded:
     def give_back(self) -> None:
         if self._is_encoded:
             self._encoded.give_back()
-
-    def run(self, deadline: Deadline) -> None:
-        self.start()
-        self.finish(deadline)
 
     def start(self) -> None:
         self._chosen.start()
