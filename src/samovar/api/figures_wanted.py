@@ -53,10 +53,10 @@ class FiguresWanted:
 
 def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *, has_center: bool) -> FiguresWanted:
     """The figures that arguments ask for, or else SAMOVAR_METRICS and SAMOVAR_TRACE. Raises InputError."""
-    wishes, what = figure_wishes(), METRICS_WHAT
-    if metrics is None and wishes.metrics is not None:
-        metrics, what = wishes.metrics, METRICS
-    choice, written = metrics_choice(metrics, what), trace or wishes.trace
+    (wished, wished_trace), what = figure_wishes(), METRICS_WHAT
+    if metrics is None and wished is not None:
+        metrics, what = wished, METRICS
+    choice, written = metrics_choice(metrics, what), trace or wished_trace
     if written is None:
         return FiguresWanted(choice, None, what)
     name = "replicate: trace" if trace else TRACE

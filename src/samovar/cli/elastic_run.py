@@ -14,8 +14,7 @@ from samovar.launch.identity import AUTO, ElasticJob
 from samovar.launch.script import ScriptEnd, require_port
 from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_door import QuorumDoor, address_of
-from samovar.membership.quorum_relay import QuorumRelay
-from samovar.membership.quorum_server import Meeting, QuorumServer
+from samovar.membership.quorum_server import Meeting, QuorumRelay, QuorumServer
 from samovar.report.script_output import end_sentence
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.rendezvous import leads_here_alone

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 METRICS, TRACE = "SAMOVAR_METRICS", "SAMOVAR_TRACE"
@@ -10,16 +9,9 @@ _ASKED = "_SAMOVAR_COMPLETE"  # the shell's script, which typer makes, sets it
 _COMMAND_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # bash; zsh and fish
 
 
-@dataclass(frozen=True, slots=True)
-class FigureWishes:
+def figure_wishes() -> tuple[str | None, str | None]:
     """SAMOVAR_METRICS and SAMOVAR_TRACE, as `samovar run` sets them; None if they are not set."""
-
-    metrics: str | None
-    trace: str | None
-
-
-def figure_wishes() -> FigureWishes:
-    return FigureWishes(os.environ.get(METRICS) or None, os.environ.get(TRACE) or None)
+    return os.environ.get(METRICS) or None, os.environ.get(TRACE) or None
 
 
 def state_folder() -> Path | None:

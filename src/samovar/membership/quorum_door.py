@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.plain import from_plain, to_plain
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.shm import create_segment
@@ -232,7 +232,7 @@ class QuorumDoor(ABC):
             send(self._connections[number].link, content, Deadline.after(_MESSAGE_S), descriptors)
         except InputError as error:
             self._tell(number, {"kind": "Refused", "why": str(error), "is_input": True})
-        except (SamovarError, DeadlineExceeded):
+        except SamovarError:
             self._dead.append(number)
 
     def _shelved(self, message: LocalMessage) -> StatePlace:

@@ -1,4 +1,4 @@
-"""The quorum of an elastic job in the launcher that began it: workers of its host reach it, and launchers of others."""
+"""The quorum of an elastic job in the launcher that began it, and the doors of launchers on other hosts."""
 
 import dataclasses
 import secrets
@@ -8,20 +8,21 @@ from functools import partial
 from typing import Any
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.plain import from_plain, to_plain
 from samovar.membership.quorum import Quorum, QuorumSize
 from samovar.membership.quorum_door import OTHER_LANGUAGE, QuorumDoor
 from samovar.membership.quorum_messages import Admission, Hello, Last, Refused, Reply
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key
-from samovar.transports.links import HostLink, Inbox
+from samovar.transports.links import HostLink, Inbox, link_to
 from samovar.transports.secure import Address
 from samovar.transports.tcp_listen import listen
 
 # A launcher shows each second that it lives.
 SILENCE_S = 10.0
 _SEND_S = 2.0
+_CONNECT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class _FarHost:
     def send(self, message: dict[str, Any]) -> bool:
         try:
             self.link.send(message, Deadline.after(_SEND_S))
-        except (SamovarError, DeadlineExceeded):  # the inbox will say that it is lost
+        except SamovarError:  # the inbox will say that it is lost
             return False
         return True
 
@@ -190,3 +191,77 @@ class QuorumServer(QuorumDoor):
 def _address(content: dict[str, Any]) -> Address | None:
     found = content.get("address")
     return None if found is None else (str(found[0]), int(found[1]))
+
+
+class QuorumRelay(QuorumDoor):
+    """The door on a further host: it passes on what its workers and the quorum of `job` tell each other.
+
+    Serves until the end of its context. Raises InputError if there is no such job at the `meeting`, or with another
+    key, and DeadlineExceeded.
+    """
+
+    def __init__(self, job: str, door: str, meeting: Meeting) -> None:
+        self._who = f"elastic job {job!r}"
+        self._link = link_to((meeting.address, meeting.port), meeting.key, self._who, Deadline.after(_CONNECT_S))
+        self.address = self._link.own_address
+        self._lost_why = ""  # once the quorum is out of reach
+        try:
+            self._greet(job, meeting.host)
+            courier = Courier(listen(self.address), meeting.key, lambda link, _message: link.close())
+            super().__init__(job, door, courier)
+        except BaseException:
+            self._link.close()
+            raise
+        self._inbox = Inbox({0: self._link}, SILENCE_S)
+        self._register(self._inbox.fileno(), self._hear_quorum)
+
+    def rank_ended(self, _process_id: int) -> None:
+        """Do nothing: nobody waits for a worker that joins."""
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._inbox.close()
+
+    def _greet(self, job: str, host: str) -> None:
+        self._link.send({"is": "host", "job": job, "name": host}, Deadline.after(SILENCE_S))
+        answer, _ = self._link.receive(Deadline.after(SILENCE_S))
+        if answer.get("is") != "welcome":
+            raise InputError(
+                f"--join {job}: {answer.get('why', 'no elastic job')}, at {self._link.peer}; see its output"
+            )
+
+    def _heard(self, number: int, content: dict[str, Any]) -> None:
+        if self._lost_why:
+            self._refuse(number)
+        self._pass_on({"is": "worker", "worker": number, "content": content})
+
+    def _gone(self, number: int) -> None:
+        self._pass_on({"is": "gone", "worker": number})
+
+    def _look(self) -> None:
+        """Do nothing: the quorum looks."""
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
+        if self._lost_why:
+            return
+        try:
+            self._link.send(message, Deadline.after(SILENCE_S))
+        except SamovarError as error:
+            self._lose(str(error))
+
+    def _hear_quorum(self) -> None:
+        for _, message, _ in self._inbox.take():
+            if message["is"] == "reply":
+                self._tell(int(message["worker"]), message["content"])
+            elif message["is"] == "lost":
+                self._lose(str(message["why"]))
+
+    def _lose(self, why: str) -> None:
+        """Nobody tells these workers any more when to exchange."""
+        self._lost_why = why
+        for number in list(self._connections):
+            self._refuse(number)
+
+    def _refuse(self, number: int) -> None:
+        sentence = f"the host that began it is lost: {self._lost_why}; the others continue without this host"
+        self._tell(number, {"kind": "Refused", "why": sentence, "is_input": False})

@@ -20,9 +20,8 @@ from samovar.membership import state_courier
 from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_door import address_of
 from samovar.membership.quorum_messages import Decision, Hello, Last
-from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_seat import QuorumSeat, _Mail
-from samovar.membership.quorum_server import Meeting, QuorumServer
+from samovar.membership.quorum_server import Meeting, QuorumRelay, QuorumServer
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key, make_key, read_key
 from samovar.transports.tcp_listen import listen
