@@ -29,34 +29,12 @@ class ExchangeModel:
         assert 0 <= self.hidden_fraction <= 1, self
 
 
-def exposed_s(
-    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
-) -> float:
-    """How long after the end of the backward pass the last exchange ends: end_last - h T, as `end_s` has them."""
-    return end_s(lengths, sizes_bytes, backward_s, model) - _finals_s(backward_s, model)[-1]
-
-
-def end_s(
-    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
-) -> float:
-    """When the last exchange ends, in work that exchanges can have done by then.
-
-    Bucket i has the next lengths[i] parameters. T_k is when parameter k's gradient is final, T the end of the backward
-    pass, h the hidden_fraction: start_i = max(h T_last(i), end_{i-1}), end_i = start_i + latency_s + bytes_i /
-    bytes_per_s.
-    """
-    finals_s, bytes_before = _finals_s(backward_s, model), _bytes_before(sizes_bytes)
-    first, last_s = 0, 0.0
-    for length in lengths:
-        stop = first + length
-        num_bytes = bytes_before[stop] - bytes_before[first]
-        last_s = max(last_s, finals_s[stop]) + (model.latency_s + num_bytes / model.bytes_per_s)
-        first = stop
-    return last_s
-
-
 def least_exposed(sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel) -> tuple[int, ...]:
-    """The lengths of buckets with the least `exposed_s`; of several such cuts one with the fewest buckets.
+    """The lengths of buckets whose last exchange ends the soonest; of several such cuts one with the fewest buckets.
+
+    Bucket i has the next lengths[i] parameters. T_k is when parameter k's gradient is final, h the hidden_fraction:
+    start_i = max(h T_last(i), end_{i-1}), end_i = start_i + latency_s + bytes_i / bytes_per_s, in work that exchanges
+    can have done by then.
 
     Both sequences (n) are in the order in which backward finishes parameters; `backward_s[k]` are the seconds between
     the gradients of k - 1 and k. A pure function: every rank, and every resumed run, cuts the same. Cost: O(n^2) for
@@ -64,7 +42,9 @@ def least_exposed(sizes_bytes: Sequence[int], backward_s: Sequence[float], model
     """
     if not sizes_bytes:
         return ()
-    finals_s, costs_s = np.array(_finals_s(backward_s, model)), _costs_s(sizes_bytes, model)
+    # When parameters before k are final, (n + 1).
+    finals_s = np.array([model.hidden_fraction * final_s for final_s in accumulate(backward_s, initial=0.0)])
+    costs_s = _costs_s(sizes_bytes, model)
     least_s = _least_end_s(finals_s, costs_s)
     ends_s = np.full(len(finals_s), np.inf)
     ends_s[0] = 0.0
@@ -77,18 +57,9 @@ def least_exposed(sizes_bytes: Sequence[int], backward_s: Sequence[float], model
     return _lengths(before)
 
 
-def _finals_s(backward_s: Sequence[float], model: ExchangeModel) -> list[float]:
-    """In work that exchanges can have done by then, (n + 1): when parameters before k are final."""
-    return [model.hidden_fraction * final_s for final_s in accumulate(backward_s, initial=0.0)]
-
-
-def _bytes_before(sizes_bytes: Sequence[int]) -> list[int]:
-    return list(accumulate(sizes_bytes, initial=0))
-
-
 def _costs_s(sizes_bytes: Sequence[int], model: ExchangeModel) -> Seconds:
     """(n + 1, n + 1): the exchange of parameters first to stop; infinite if that is empty."""
-    bytes_before = np.array(_bytes_before(sizes_bytes), np.float64)
+    bytes_before = np.array(list(accumulate(sizes_bytes, initial=0)), np.float64)
     costs_s: Seconds = model.latency_s + (bytes_before[None, :] - bytes_before[:, None]) / model.bytes_per_s
     costs_s[np.tril_indices(len(bytes_before))] = np.inf
     return costs_s

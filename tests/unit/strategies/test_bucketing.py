@@ -1,12 +1,13 @@
 """`--bucket auto`: the cut is the best there is under its model, whatever the net and the machine."""
 
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.strategies.bucketing import ExchangeModel, end_s, exposed_s, least_exposed
+from samovar.strategies.bucketing import ExchangeModel, least_exposed
 
 # Sizes and times of nets, zeros included: a weight's gradient is final with its bias's.
 parameters = st.lists(
@@ -33,6 +34,26 @@ def every_cut(count: int) -> list[tuple[int, ...]]:
             stops = (0, *borders, count)
             found.append(tuple(b - a for a, b in pairwise(stops)))
     return found
+
+
+def end_s(
+    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
+) -> float:
+    """When the last exchange of such buckets ends, by the definition of `least_exposed`."""
+    bytes_before = list(accumulate(sizes_bytes, initial=0))
+    finals_s = list(accumulate(backward_s, initial=0.0))
+    last_s = 0.0
+    for first, stop in pairwise(accumulate(lengths, initial=0)):
+        seconds = model.latency_s + (bytes_before[stop] - bytes_before[first]) / model.bytes_per_s
+        last_s = max(last_s, model.hidden_fraction * finals_s[stop]) + seconds
+    return last_s
+
+
+def exposed_s(
+    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
+) -> float:
+    """How long after the end of the backward pass the last exchange ends."""
+    return end_s(lengths, sizes_bytes, backward_s, model) - model.hidden_fraction * sum(backward_s)
 
 
 @given(parameters, models)
