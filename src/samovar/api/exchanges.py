@@ -214,16 +214,13 @@ class GradientExchange(Exchange):
         self._strategy.gradient_final(bucket)
 
     def _complete(self, num_active: int) -> None:
-        self._sum(self._num_exchanges)
+        """Run the first half of the step. The optimizer steps later, when the user calls it."""
+        for bucket, scale in self._strategy.reduced(self._num_exchanges):
+            if scale != self._scale:  # a user's own strategy's
+                self._region.array[bucket.start : bucket.stop] *= np.float32(scale / self._scale)
         self._staged.fetch()
         self._num_exchanges += 1
         self._gradients.publish(self._group.world_size / num_active)
-
-    def _sum(self, step: int) -> None:
-        """Run the first half of the step. The optimizer steps later, when the user calls it."""
-        for bucket, scale in self._strategy.reduced(step):
-            if scale != self._scale:  # a user's own strategy's
-                self._region.array[bucket.start : bucket.stop] *= np.float32(scale / self._scale)
 
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:

@@ -210,7 +210,8 @@ class Gathering:
         missing = [f"{kind}/{number}" for number in ranks]
         while missing and not self.deadline.passed():
             look = Deadline(min(self.deadline.at_s, Deadline.after(_LOOK_S).at_s))
-            ended = {f"{kind}/{number}" for number, rank in ranks.items() if self._has_ended(rank)}
+            processes = {f"{kind}/{number}": self._processes.get(rank) for number, rank in ranks.items()}
+            ended = {key for key, process in processes.items() if process is not None and process.ended()}
             missing = self.rendezvous.missing(missing, look, self.deadline)  # a busy rank 0 answers late
             for key in ended.intersection(missing):
                 raise self._gone(ranks[int(key.removeprefix(f"{kind}/"))])
@@ -225,10 +226,6 @@ class Gathering:
             f"{self.who}: rank{'s' if len(absent) > 1 else ''} {names} {did} within {self._timeout_s:.1f} s; were all "
             "ranks started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE? See their logs"
         )
-
-    def _has_ended(self, rank: int) -> bool:
-        process = self._processes.get(rank)
-        return process is not None and process.ended()
 
     def _gone(self, rank: int) -> RankFailed:
         process = self._processes[rank]

@@ -69,7 +69,8 @@ def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
         if _is_of_glog(name, bool(equals), rest):
             continue
         if name not in readers:
-            raise InputError(_unknown(word, name, list(readers)))
+            known = nearest(f"-{name}", [f"-{flag}" for flag in readers])
+            raise InputError(f"{word}: samovar caffe has no such flag; {known}")
         if not equals:
             value = _next_word(name, rest)
         values[name] = readers[name](name, value)
@@ -99,10 +100,6 @@ def _is_of_glog(name: str, has_value: bool, rest: list[str]) -> bool:
             _next_word(name, rest)
         return True
     return False
-
-
-def _unknown(word: str, name: str, known: list[str]) -> str:
-    return f"{word}: samovar caffe has no such flag; {nearest(f'-{name}', [f'-{flag}' for flag in known])}"
 
 
 def _path(_name: str, value: str) -> Path | None:
@@ -153,6 +150,7 @@ def _effect(name: str, value: str) -> SignalEffect:
     return effects[value]
 
 
+_OF_TYPE: dict[type, Callable[[str, str], object]] = {int: _number, float: _real, bool: _truth, str: lambda _, v: v}
 _READERS: dict[str, Callable[[str, str], object]] = {
     "solver": _path,
     "model": _path,
@@ -167,6 +165,5 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "sighup_effect": _effect,
     "workers": _count,
     "threads_per_worker": _count,
-    "strategy": lambda _, v: v,
+    "strategy": _OF_TYPE[str],
 }
-_OF_TYPE: dict[type, Callable[[str, str], object]] = {int: _number, float: _real, bool: _truth, str: lambda _, v: v}

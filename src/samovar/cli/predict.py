@@ -89,7 +89,8 @@ def _predict(
     _help_all: HelpAll = False,
 ) -> None:
     """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
-    question = _question(net, on, _names(strategy), settings, plan)
+    names = tuple(KINDS) if strategy == ALL else tuple(dict.fromkeys(strategy.split(",")))
+    question = _question(net, on, names, settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
     is_told = sys.stderr.isatty() and not (quiet or answer.as_json)
     tell = _tell if is_told else lambda *_: None
@@ -189,10 +190,6 @@ def _workers(written: str) -> tuple[int, ...]:
     if not numbers or numbers[0] < 1 or numbers[-1] > _MOST_WORKERS:
         raise InputError(f"--workers: got {written!r}; give 1..128, or a list as 2,6,12, of 1 to {_MOST_WORKERS:,}")
     return tuple(numbers)
-
-
-def _names(written: str) -> tuple[str, ...]:
-    return tuple(KINDS) if written == ALL else tuple(dict.fromkeys(written.split(",")))
 
 
 def _checked(names: Sequence[str], collective: str, settings: Mapping[str, object]) -> dict[str, Any]:

@@ -181,7 +181,9 @@ class AsyncPace:
             self._parts.order.stop()
         if self._stop_signal or rate_step is None:
             return None
-        self._follow_members(rate_step)
+        sentence = self._run.headcount.follow(self._parts.strategy, tells_before=self._num_samples > 0)
+        if sentence and self._table.is_first:
+            self._run.voice.inform(f"step {rate_step:,}: {sentence}")
         self._parts.order.step(rate_step)
         return rate_step
 
@@ -225,12 +227,6 @@ class AsyncPace:
         """Take the losses that have come, or with `waits` all."""
         while self._late and (waits or self._late[0].has_come):
             self._loss = self._late.popleft().loss
-
-    def _follow_members(self, run_steps: int) -> None:
-        """Give the strategy the present number of members."""
-        sentence = self._run.headcount.follow(self._parts.strategy, tells_before=self._num_samples > 0)
-        if sentence and self._table.is_first:
-            self._run.voice.inform(f"step {run_steps:,}: {sentence}")
 
     def _show(self, *, is_finished: bool = False) -> None:
         strategy = self._parts.strategy
