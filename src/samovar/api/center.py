@@ -17,11 +17,10 @@ from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, ReplicasDiffer, SamovarError
 from samovar.core.layout import Layout
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.membership.job_center import Home, JobCenter
+from samovar.membership.job_center import Home, JobCenter, WindowsCenter
 from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_lagging
 from samovar.membership.ranks import JobRanks, KeptRanks
 from samovar.membership.session import BoxCenter, CenterPlace, KeptCenter, Session
-from samovar.membership.window_place import WindowsCenter
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, word_of
 from samovar.strategies.center_steps import CenterSteps

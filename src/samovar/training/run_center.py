@@ -17,12 +17,12 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.launcher.box_plan import drop_command, there_already
+from samovar.membership.job_center import WindowsCenter
 from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
 from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, ServedCenter, Session
 from samovar.membership.statistics import NUM_MARKS, ShownStatistics
-from samovar.membership.window_place import WindowsCenter
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.training.context import RankContext

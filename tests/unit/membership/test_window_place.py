@@ -8,8 +8,8 @@ from samovar.box.board import NUM_WORDS, Member, MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
+from samovar.membership.job_center import WindowBoard, WindowsCenter
 from samovar.membership.ranks import JobRanks
-from samovar.membership.window_place import WindowBoard, WindowsCenter
 from tests.threads import on_threads
 
 WORLD_SIZE = 3
