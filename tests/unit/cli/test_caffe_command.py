@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli.caffe_command import _introduce
-from samovar.cli.caffe_flags import CaffeFlags
+from samovar.cli.caffe_command import CaffeFlags, _introduce
 from samovar.frontends.caffe.solver import load_solver
 from samovar.report.caffe_log import CaffeLog
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli.caffe_flags import CaffeFlags, parse_caffe_flags
+from samovar.cli.caffe_command import CaffeFlags, parse_caffe_flags
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
 
