@@ -71,7 +71,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
 
     A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
     takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
-    profile's seconds. All grow with the batch, but for the time that fresh memory of gradients takes.
+    profile's seconds. All grow with the batch, except the time that fresh memory of gradients takes.
 
     An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The profile's seconds are those
     of a worker alone. With others at work, moving bytes takes `slower` times as long: a layer's outputs, 2 times

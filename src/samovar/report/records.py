@@ -271,8 +271,8 @@ _C_INT = struct.Struct("i")
 class RecordWriter:
     """The rank's end: `descriptor` is a pipe that only this process writes to; threads may share the writer.
 
-    If the launcher stops reading (Ctrl-Z), a pipe that is half full takes no more progress, so that the run goes on for
-    long. Once other records have filled the pipe up, a call raises after `timeout_s`.
+    If the launcher stops reading (Ctrl-Z), a pipe that is half full takes no more progress, so that the run continues.
+    Once other records have filled the pipe up, a call raises after `timeout_s`.
     """
 
     def __init__(self, descriptor: int, timeout_s: float = 30.0) -> None:

@@ -73,7 +73,7 @@ class SaveHook(LoadHook):
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """The model's state for Samovar's own use, of which nothing is told."""
+    """The model's state for Samovar's own use, without a SaveHook's word."""
     SaveHook.is_quiet = True
     try:
         return dict(model.state_dict())
