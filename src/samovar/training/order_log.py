@@ -45,13 +45,14 @@ class LogHead:
 class OrderWriter(Closing):
     """A writer of a new file at `path`; use it as a context manager.
 
-    Raises OSError at its begin and its `end`, and InputError if a full disk ends it on the way.
+    Raises InputError if the disk refuses, at its begin, on the way, or at its `end`.
     """
 
     def __init__(self, path: Path, head: LogHead) -> None:
         self._path = path
-        self._file = path.open("wb")
-        self._file.write(json.dumps(asdict(head)).encode() + b"\n")
+        with order_is_written(path):
+            self._file = path.open("wb")
+        self._write(json.dumps(asdict(head)).encode() + b"\n")
         self._last = np.zeros(head.num_chunks, np.int64)
         self._num_steps = 0
 
@@ -70,8 +71,9 @@ class OrderWriter(Closing):
 
     def end(self) -> None:
         """Write the end: the log is complete."""
-        self._file.write(_END + _NUMBER.pack(self._num_steps))
-        self._file.flush()
+        with order_is_written(self._path):
+            self._file.write(_END + _NUMBER.pack(self._num_steps))
+            self._file.flush()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of a log that is not complete, and was refused already

@@ -14,7 +14,7 @@ from samovar.box.mapped import MappedCenter
 from samovar.box.remote import RemoteCenter
 from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
-from samovar.report.run_folder import RunFolder, order_is_written
+from samovar.report.run_folder import RunFolder
 from samovar.training.context import RankContext
 from samovar.training.order_log import LogHead, OrderLog, OrderWriter, read_order
 from samovar.transports.background import Job
@@ -287,17 +287,15 @@ class RecordedOrder(Order):
         assert isinstance(center, ChunkCenter), "a record is of a center that a launcher keeps"
         rank = self._group.rank
         head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
-        with order_is_written(path := self._folder.order(rank)):
-            self._log = self._stack.enter_context(OrderWriter(path, head))
+        self._log = self._stack.enter_context(OrderWriter(self._folder.order(rank), head))
         return RecordingCenter(center, self._log)
 
     def step(self, rate_step: int) -> None:
         self._log.step(rate_step)
 
     def end(self) -> None:
-        with order_is_written(self._folder.order(self._group.rank)):
-            self._log.end()
-            self._log.close()
+        self._log.end()
+        self._log.close()
 
 
 class ReplayedOrder(Order):
