@@ -146,12 +146,12 @@ class Screen:
         if self._gone:
             return
         try:
-            self._stream.flush()  # first what a program has printed itself
-            if self._port is not None:
-                self._send(self._port, text)
-            else:
+            if self._port is None:
                 self._stream.write(self._encodable(text))
                 self._stream.flush()
+            else:
+                self._stream.flush()  # first what a program has printed itself
+                self._send(self._port, text)
         except (OSError, ValueError):  # it is closed, or what it leads to is
             self._gone = True
 

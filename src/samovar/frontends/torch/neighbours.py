@@ -30,8 +30,15 @@ class _Replicated:
         return set, ()
 
 
-class LoadHook:
-    """Refuses weights that come into a model past its replica, while it is not open. Copies of it do nothing."""
+class _Hook:
+    """A hook of a model, whose copies do nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ("", "format")  # takes anything, and is read without Samovar
+
+
+class LoadHook(_Hook):
+    """Refuses weights that come into a model past its replica, while it is not open."""
 
     is_open = False
 
@@ -51,12 +58,9 @@ class LoadHook:
         finally:
             self.is_open = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, ("", "format")  # takes anything, and is read without Samovar
 
-
-class SaveHook(LoadHook):
-    """Tells once if a worker's own weights leave a model, while others count. Copies of it do nothing."""
+class SaveHook(_Hook):
+    """Tells once if a worker's own weights leave a model, while others count."""
 
     is_quiet = False
 
