@@ -26,6 +26,7 @@ from samovar.core.host import Others, family_seconds
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.late import Losses, number_of
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.model.layer_spans import LayerSpans
 from samovar.report.run_figures import Figures, RunFigures
 from samovar.report.sinks.base import Sink
@@ -371,6 +372,7 @@ class FigureCalls:
     _figures: ReplicaFigures
     _model: nn.Module
     _parameters: Mapping[str, nn.Parameter]
+    _optimizers: Optimizers
 
     def batches(self, loader: Iterable[_Batch], batch_size: int = 0) -> Iterator[_Batch]:
         """The batches of a loader that is not a shard. The wait for each shows in the figures, as `data`."""
@@ -388,7 +390,7 @@ class FigureCalls:
         come neither from `shard` nor from `batches`. Waits for no other rank. Raises InputError.
         Cost: two readings of the clock a layer; on a GPU each waits for it.
         """
-        made = (self._model, self._parameters, Path(path), steps, batch_size)
+        made = (self._model, self._parameters, Path(path), steps, batch_size, self._optimizers.are_adaptive)
         self._figures.profile(lambda: LoopProfile(*made))
 
 

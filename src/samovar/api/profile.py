@@ -46,13 +46,14 @@ class LoopProfile:
         path: Path,
         num_steps: int,
         batch_size: int | None,
+        is_adaptive: bool,
     ) -> None:
         if num_steps < 1 or (batch_size is not None and batch_size < 1):
             raise InputError(f"profile: steps {num_steps}, batch_size {batch_size}: give numbers of at least 1")
         if not path.parent.is_dir():
             raise InputError(f"profile: {path}: there is no folder {path.parent}; make it, or give another")
         self._model, self._parameters, self._path = model, parameters, path
-        self._num_steps, self._batch_size = num_steps, batch_size
+        self._num_steps, self._batch_size, self._is_adaptive = num_steps, batch_size, is_adaptive
         self._other_programs = Others(own_s=family_seconds)
         self._device = next(iter(parameters.values())).device
         self._called: dict[str, int] = {}  # bytes of the outputs in this step
@@ -184,7 +185,7 @@ class LoopProfile:
         rows = tuple(self._layer(layer, layer or whole) for layer in layers)
         outside = LayerProfile(_OUTSIDE, "", 0, 0, 0, *self._medians(_OUTSIDE))
         samples, update_s = int(statistics.median(self._samples)), statistics.median(self._updates_s)
-        return Profile(whole, samples, (outside, *rows), how, update_s)
+        return Profile(whole, samples, (outside, *rows), how, update_s, is_adaptive=self._is_adaptive)
 
     def _layer(self, layer: str, name: str) -> LayerProfile:
         own = [self._parameters[parameter] for parameter, its in self._layer_of.items() if its == layer]

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -158,10 +159,10 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
         threads = max(1, num_available_cpus() // cluster.node.workers)
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
-    timed, samples, passes = nets.net_profile(
+    timed, samples, passes, is_adaptive = nets.net_profile(
         given[0], net.solver is not None, batch, threads, is_timed, net.shape or ()
     )
-    return profile_of(timed), samples, passes
+    return replace(profile_of(timed), is_adaptive=is_adaptive), samples, passes
 
 
 def _samples(net: NetFlags, solvers: int | None) -> float | None:

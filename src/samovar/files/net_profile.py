@@ -16,20 +16,22 @@ from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.spec import Shape
 from samovar.report.records import LayerTime, Timed
+from samovar.solver.policy import PLAIN_TYPES
 
 _MEASURED_S, _MOST_PASSES = 1.0, 20
 
 
 def net_profile(
     path: Path, is_solver: bool, batch_size: int | None, threads: int | None, is_timed: bool, shapes: Sequence[str] = ()
-) -> tuple[Timed, int | None, int]:
+) -> tuple[Timed, int | None, int, bool]:
     """The training net's layers for its batch, or `batch_size`.
 
-    Also the samples that the solver trains on, if known, and the passes (iter_size) whose gradients make one step.
+    Also the samples that the solver trains on, if known, the passes (iter_size) whose gradients make one step, and
+    whether the solver divides steps by the size of gradients.
     Passes are timed as `samovar time` does it, on random numbers, for about a second; without `is_timed` none is made.
     `shapes` are those of inputs whose data is not here, as `samovar inspect` takes them. Raises InputError.
     """
-    definition, steps, passes = _definition(path, is_solver)
+    definition, steps, passes, is_adaptive = _definition(path, is_solver)
     given = dict(map(parse_shape, shapes))
     definition, sizes = sized(definition, "TRAIN", given, None)
     batch = own_batch = next((shape[0] for shape in sizes.values() if shape), 0)
@@ -45,15 +47,16 @@ def net_profile(
     if is_timed:
         _time(timer, _random_inputs(net, sizes, batch))
     name = net.name or path.stem
-    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch, passes
+    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch, passes, is_adaptive
 
 
-def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None, int]:
-    """The net, the passes of the whole training, and those of a step."""
+def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None, int, bool]:
+    """The net, the passes of the whole training, those of a step, and whether the solver is adaptive."""
     if not is_solver:
-        return load_net(path), None, 1
+        return load_net(path), None, 1, False
     solver = load_solver(path)
-    return load_source(solver.net), solver.max_iter * solver.iter_size, solver.iter_size
+    passes = solver.iter_size
+    return load_source(solver.net), solver.max_iter * passes, passes, solver.type not in PLAIN_TYPES
 
 
 def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -226,8 +226,9 @@ def taught(
 
 
 def _lesson(question: Question, one: Prediction) -> Lesson:
-    """Buckets, overlap and owners of gradients are left out: they change no bit."""
-    settings = fitting_settings(question, one.strategy, one.workers)
+    """Buckets, overlap and owners of gradients are left out: they change no bit. The subject learns by SGD."""
+    by_sgd = replace(question, profile=replace(question.profile, is_adaptive=False))
+    settings = fitting_settings(by_sgd, one.strategy, one.workers)
     if not StrategyConfig(one.strategy).exchanges_weights:
         settings = {name: settings[name] for name in settings if name not in (BUCKET.name, OVERLAP.name, OWNER.name)}
     config = StrategyConfig.given(one.strategy, settings)

@@ -151,9 +151,11 @@ def fitting_settings(question: Question, name: str, num_workers: int) -> dict[st
         fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
     if traits.in_groups and "group_size" not in fitting:
         fitting |= _node_as_group(question.cluster, num_workers)
-    if question.has_recipes and traits.recipe is not None and traits.recipe.settings:
-        chosen = by_recipe(StrategyConfig.given(name, fitting), num_workers, is_adaptive=False)
-        fitting |= {key: chosen[key] for key in traits.recipe.settings if chosen[key] is not None}
+    recipe = traits.recipe if question.has_recipes else None
+    if recipe is not None and (names := {*recipe.settings, *recipe.if_adaptive}):
+        given_first, is_adaptive = StrategyConfig.given(name, fitting), question.profile.is_adaptive
+        chosen = by_recipe(given_first, num_workers, is_adaptive=is_adaptive)
+        fitting |= {key: chosen[key] for key in names if chosen[key] is not None}
     return fitting
 
 

@@ -46,7 +46,8 @@ class LayerProfile:
 class Profile:
     """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known.
 
-    `busy` is the share of the machine's cores that other programs took while the layers were timed, if known.
+    `busy` is the share of the machine's cores that other programs took while the layers were timed, if known. With
+    `is_adaptive` the optimizer divides steps by the size of gradients, as Adam does: recipes have settings for that.
     """
 
     net: str
@@ -56,6 +57,7 @@ class Profile:
     update_s: float | None = None
     format: str = FORMAT
     busy: float | None = None
+    is_adaptive: bool = False
 
     @property
     def num_parameters(self) -> int:

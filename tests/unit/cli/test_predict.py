@@ -84,6 +84,19 @@ def test_a_step_of_several_passes_is_one_of_the_whole_batch(tmp_path: Path, caps
     assert found[0]["predictions"] == found[1]["predictions"]
 
 
+@pytest.mark.parametrize(("kind", "period"), [("SGD", 16), ("Adam", 8)])
+def test_the_recipe_is_that_of_the_solver(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, period: int
+) -> None:
+    (tmp_path / "net.prototxt").write_text(NET)
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'net: "{tmp_path}/net.prototxt" type: "{kind}" base_lr: 1 lr_policy: "fixed" max_iter: 80\n')
+    words = ("--cluster", "knl", "--workers", "4", "--strategy", "diloco", "--recipe", "auto", "--json")
+    assert asked("--solver", str(solver), *words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert found["settings"].startswith(f"an exchange every {period} steps")
+
+
 def test_pictures(net: str, tmp_path: Path) -> None:
     """In a process of its own: matplotlib keeps its fonts open. It would take a name with two prices for a formula."""
     Path(net).write_text(Path(net).read_text().replace("two_layers", "layers for $1{ or $2"))

@@ -14,6 +14,7 @@ from samovar.predict.prediction import Question, fitting_settings, predicted
 from samovar.predict.work import Segment, Work
 from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import by_recipe
 
 CLUSTER = Cluster("slow links", worker=WorkerSpec(jitter=1.0), network=NetworkSpec(1e7, 1e-4))
 WORK = Work(1, (Segment("net", Digits().layout.num_elements, 0.004, 0.006),), 0.0, 0.0, 0.0)
@@ -92,6 +93,16 @@ def test_recipes_share_the_batch_and_give_the_settings_of_train() -> None:
     given = replace(asked, settings={"sync_period_steps": 5})
     assert fitting_settings(given, "sync-easgd", 4)["sync_period_steps"] == 5
     assert "sync_period_steps" not in fitting_settings(question(4), "sync-easgd", 4)
+
+
+def test_an_adaptive_optimizer_has_the_settings_that_train_gives_it() -> None:
+    asked = question(4, has_recipes=True)
+    by_adam = replace(asked, profile=replace(LARGE, is_adaptive=True))
+    for one, is_adaptive in ((asked, False), (by_adam, True)):
+        chosen = by_recipe(StrategyConfig("diloco"), 4, is_adaptive=is_adaptive)
+        assert fitting_settings(one, "diloco", 4)["sync_period_steps"] == chosen.sync_period_steps
+    periods = [predicted(replace(one, strategies=("diloco",)))[0].settings for one in (asked, by_adam)]
+    assert periods[0] != periods[1]
 
 
 def test_everything_is_taught_in_the_time_of_the_prediction() -> None:
