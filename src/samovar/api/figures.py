@@ -160,7 +160,7 @@ class ReplicaFigures:
         if self._profile is None:
             rest.run()
         else:
-            self._profile.backward(rest.run, self._num_fetched)
+            self._profile.backward(rest, self._num_fetched)
         self._laps.lap("backward_s")
         self._is_open = self._has_passed = True
         self.num_samples += self._num_fetched

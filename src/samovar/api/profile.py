@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from samovar.api.exchanges import LEAST_IN_PLACE_BYTES, matrix_names
+from samovar.api.exchanges import matrix_names
 from samovar.api.figures_wanted import say, warn
 from samovar.core.errors import InputError
 from samovar.core.host import Others, family_seconds
-from samovar.frontends.torch.factors import matrices
+from samovar.frontends.torch.backward_pass import BackwardPass
+from samovar.frontends.torch.factors import rows_in_place
 from samovar.launch.wishes import state_folder
 from samovar.predict.kept import Kept, Ran, Subject, foreseen
 from samovar.report.profile import LayerProfile, Profile, save_profile
@@ -58,6 +59,8 @@ class LoopProfile:
         self._device = next(iter(parameters.values())).device
         self._called: dict[str, int] = {}  # bytes of the outputs in this step
         self._bytes: dict[str, int] = {}  # in the step before
+        self._matrices = {name: parameters[name] for name in matrix_names(parameters, StrategyConfig())}
+        self._rows: dict[str, list[int]] = {}  # of their products, if `sync` makes these in place
         self._layer_of: dict[str, str] = {}  # by parameter
         self._layers: frozenset[str] = frozenset()
         self._order: list[str] = []
@@ -77,7 +80,7 @@ class LoopProfile:
             hook: Any = partial(self._final, name)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def backward(self, run: Callable[[], None], num_samples: int) -> None:
+    def backward(self, backward: BackwardPass, num_samples: int) -> None:
         """Run a pass of `num_samples` samples; 0 if their number is not known."""
         if not (num_samples or self._batch_size):
             raise InputError(
@@ -86,11 +89,13 @@ class LoopProfile:
             )
         if self._open is not None:
             self._lap("forward", self._open)
+        if self._step < _NUM_UNTIMED_STEPS and self._matrices:
+            self._rows = rows_in_place(backward, self._matrices)
         self._num_samples += num_samples
         self._open, self._is_backward, self._order = None, True, []
         self._last_s = self._now_s()
         try:
-            run()
+            backward.run()
         finally:
             self._lap("backward", _OUTSIDE)
             self._is_backward = False
@@ -188,12 +193,11 @@ class LoopProfile:
         return Profile(whole, samples, (outside, *rows), how, update_s, is_adaptive=self._is_adaptive)
 
     def _layer(self, layer: str, name: str) -> LayerProfile:
-        own = [self._parameters[parameter] for parameter, its in self._layer_of.items() if its == layer]
+        own = [parameter for parameter, its in self._layer_of.items() if its == layer]
         kind = type(self._model.get_submodule(layer)).__name__
-        num_parameters = sum(parameter.numel() for parameter in own)
+        num_parameters = sum(self._parameters[each].numel() for each in own)
         behind, num_bytes = self._bytes.get(_BEHIND + layer, 0), self._bytes.get(layer, 0)
-        large = matrices({f"{index}": parameter for index, parameter in enumerate(own)}, LEAST_IN_PLACE_BYTES)
-        fresh_s = sum(_fresh_s(own[int(index)], num_bytes) for index in large)
+        fresh_s = sum(_fresh_s(self._parameters[each], rows) for each in own for rows in self._rows.get(each, ()))
         return LayerProfile(name, kind, num_parameters, 0, num_bytes, *self._medians(layer), behind, fresh_s)
 
     def _medians(self, layer: str) -> tuple[float, float]:
@@ -201,9 +205,8 @@ class LoopProfile:
         return forward_s, backward_s
 
 
-def _fresh_s(weight: torch.Tensor, output_bytes: int) -> float:
-    """How much longer the product takes that is the gradient of a layer of (K, m) outputs, if its memory is fresh."""
-    num_rows = output_bytes // (weight.element_size() * len(weight))
+def _fresh_s(weight: torch.Tensor, num_rows: int) -> float:
+    """How much longer the product of `num_rows` rows that is this weight's gradient takes, if its memory is fresh."""
     left, right = (torch.ones(num_rows, size) for size in weight.shape)
     place = torch.zeros_like(weight)
     longer_s = []

@@ -271,6 +271,15 @@ class Factors:
         return sent, made
 
 
+def rows_in_place(backward: BackwardPass, weights: Mapping[str, nn.Parameter]) -> dict[str, list[int]]:
+    """The rows of all products that `Factors` would make in place in this pass, if nobody else watches gradients."""
+    graph = Graph(backward.loss, backward.inputs)
+    found = {name: graph.uses(weight) or [] for name, weight in weights.items() if weight.grad is None}
+    made = {name: uses for name, uses in found.items() if uses and all(use.is_float32 for use in uses)}
+    left_out = graph.left_out({id(weights[name]): uses for name, uses in made.items()})
+    return {name: [use.num_rows for use in uses] for name, uses in made.items() if id(weights[name]) in left_out}
+
+
 def _uses(graph: Graph, weight: nn.Parameter) -> list[Use] | None:
     """The products of a gradient. None if autograd makes it: a hook sees it, or it adds to an earlier gradient."""
     hooks = weight._post_accumulate_grad_hooks
