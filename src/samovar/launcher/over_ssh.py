@@ -19,7 +19,7 @@ from samovar.transports.links import door
 from samovar.transports.rendezvous import addresses_towards, is_loopback, leads_here_alone
 from samovar.transports.tcp_listen import address_of, listen
 
-_LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
+_LINE = re.compile(r"(?P<name>[^\s:#=-][^\s:#=]*)(?:(?:\s+slots\s*=\s*|:)0*(?P<workers>[1-9][0-9]{0,3}))?\s*(?:#.*)?")
 _ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
 _LOOK_S = 0.1
 # What host 0 alone has, or what follows from FILE; each has a value.
@@ -40,7 +40,7 @@ _Started = list[tuple[NamedHost, "subprocess.Popen[bytes]"]]
 def read_hosts(path: Path) -> list[NamedHost]:
     """The hosts in a file of lines NAME, NAME slots=N (as Open MPI has it) or NAME:N (MPICH); this one first."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise InputError(f"--hosts {path}: cannot be read ({error}); give a file with a host on each line") from error
     hosts = []
@@ -48,7 +48,7 @@ def read_hosts(path: Path) -> list[NamedHost]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         found = _LINE.fullmatch(line.strip())
-        if found is None or found["name"].startswith("-") or found["workers"] == "0":
+        if found is None:
             raise InputError(f"--hosts {path}:{number}: {line.strip()[:80]!r} is not NAME, NAME slots=N or NAME:N")
         hosts.append(NamedHost(found["name"], None if found["workers"] is None else int(found["workers"])))
     if len(hosts) < 2:

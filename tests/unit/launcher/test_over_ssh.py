@@ -10,7 +10,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.launcher import over_ssh
-from samovar.launcher.over_ssh import NamedHost, started_over_ssh
+from samovar.launcher.over_ssh import NamedHost, read_hosts, started_over_ssh
 from samovar.transports.keys import make_key
 from tests.multiproc.command import Command
 from tests.multiproc.nets import write_net, write_solver
@@ -47,6 +47,20 @@ def test_a_first_host_that_is_this_one_or_that_ssh_alone_knows() -> None:
     here = socket.gethostname()
     for name in (here, f"me@{here.partition('.')[0]}.cluster", "localhost", "127.0.1.1", "alias.invalid"):
         over_ssh._require_here(Path("hosts.txt"), name)
+
+
+def test_lines_of_the_file_of_hosts(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_bytes(b"\xef\xbb\xbfnode0\nme@node-1 slots = 2  # two\n\n  # none\n10.0.0.3:04\n")  # with Windows' mark
+    assert read_hosts(hosts) == [NamedHost("node0", None), NamedHost("me@node-1", 2), NamedHost("10.0.0.3", 4)]
+
+
+@pytest.mark.parametrize("line", ["a slots=", "a:", "a:0", "a:00", "a slots=4 b", "aslots=4", "-a", "a 4", "::1"])
+def test_a_line_that_does_not_say_how_many_workers_is_refused(tmp_path: Path, line: str) -> None:
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"node0\n{line}\n")
+    with pytest.raises(InputError, match=r"hosts\.txt:2: '.*' is not NAME, NAME slots=N or NAME:N"):
+        read_hosts(hosts)
 
 
 @pytest.mark.parametrize("words", [[], ["--key-file", "job.key"]], ids=["by the environment", "by a flag"])
