@@ -24,6 +24,7 @@ from samovar.transports.tcp_listen import address_of, listen
 _LOOK_S = 0.5
 _ANSWER_S = 5.0  # host 0 gives up first, and says why
 _SHOWN = 80
+_MOST_NAMED = 8  # strangers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +101,21 @@ class Met:
         self._closing.close()
 
 
-def meet(place: HostPlace, own: HostHello, timeout_s: float) -> Met:
-    """Meet the launchers of all hosts.
+def meet(place: HostPlace, own: HostHello, timeout_s: float, warn: Callable[[str], None] = lambda _text: None) -> Met:
+    """Meet the launchers of all hosts. On host 0, `warn` gets a sentence for an address without the job's key.
 
     Raises InputError if hosts do not fit together, DeadlineExceeded with the numbers of hosts that do not come.
     """
     with ExitStack() as closing:
-        met = (_Host0(place, own, timeout_s) if place.leads else _OtherHost(place, own, timeout_s)).met(closing)
+        here = _Host0(place, own, timeout_s, warn) if place.leads else _OtherHost(place, own, timeout_s)
+        met = here.met(closing)
         met._closing = closing.pop_all()
     return met
 
 
 class _Host0:
-    def __init__(self, place: HostPlace, own: HostHello, timeout_s: float) -> None:
-        self._place, self._own, self._timeout_s = place, own, timeout_s
+    def __init__(self, place: HostPlace, own: HostHello, timeout_s: float, warn: Callable[[str], None]) -> None:
+        self._place, self._own, self._timeout_s, self._warn = place, own, timeout_s, warn
         self._who = f"host 0 ({own.name})"
 
     def met(self, closing: ExitStack) -> Met:
@@ -146,13 +148,20 @@ class _Host0:
             )
         hellos: dict[int, HostHello] = {0: self._own}
         links: dict[int, HostLink] = {}
-        with door(listener, key) as next_link:
+        keyless: set[str] = set()
+        named: set[str] = set()
+        with door(listener, key, lambda peer: keyless.add(peer.rpartition(":")[0])) as next_link:
             if place.store is not None:
                 here = (place.address, address_of(listener)[1])
                 tell_place(place.address, place.port, place.store, here, self._timeout_s)
             while not self._is_complete(_present(hellos, links)):
+                for address in sorted(keyless - named)[: _MOST_NAMED - len(named)]:
+                    named.add(address)
+                    self._warn(f"{self._who}: {_keyless(address)}")
                 if deadline.passed():
-                    self._refuse(links, DeadlineExceeded(self._absent(hellos)))
+                    self._refuse(
+                        links, DeadlineExceeded("; ".join([self._absent(hellos), *map(_keyless, sorted(named))]))
+                    )
                 if (why := place.watch()) is not None:
                     self._refuse(links, InputError(f"{self._who}: {why}"))
                 look = Deadline(min(deadline.at_s, Deadline.after(_LOOK_S).at_s))
@@ -241,7 +250,7 @@ class _OtherHost:
             link = link_to(address, key, who, Deadline.after(self._timeout_s))
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
-                f"{error}; was host 0 started, and are --master-addr and --master-port those of host 0?"
+                f"{error}; was host 0 started, and are --master-addr, --master-port and --key-file those of host 0?"
             ) from error
         closing.callback(link.close)
         listening = _listening(link.own_address, self._own.workers, closing)
@@ -262,12 +271,17 @@ class _OtherHost:
         except SamovarError as error:
             where = f"{self._place.address}:{self._place.port}"
             raise type(error)(
-                f"{who}: {link.peer} gave no plan ({error}); is it host 0 of a run of the same version, at {where}?"
+                f"{who}: {link.peer} gave no plan ({error}); is it host 0 of a run of the same version, at {where}, "
+                "with the same --key-file or none?"
             ) from error
         if answer.get("is") == "refused":
             kind = DeadlineExceeded if answer["kind"] == DeadlineExceeded.__name__ else InputError
             raise kind(answer["why"])
         return answer
+
+
+def _keyless(address: str) -> str:
+    return f"{address} came without the same key; give all hosts the same --key-file, or none"
 
 
 def refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:

@@ -67,7 +67,8 @@ def run_on_hosts(
         _say(console, f"host 0 waits for the other hosts at {place.address}, port {place.port}")
     elif place.lacks_key:
         _say(console, f"host {place.number} waits for the key {place.key_file}, which host 0 makes; copy it here")
-    met = meet(place, _hello(config, place, has_snapshot), config.timeout_s)
+    hello = _hello(config, place, has_snapshot)
+    met = meet(place, hello, config.timeout_s, lambda text: console.show(Notice(level="warning", text=text)))
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
     if met.number == 0:
         return _led(own, met, console, lead)

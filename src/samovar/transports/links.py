@@ -154,18 +154,20 @@ _Taken = tuple[HostLink, dict[str, Any]] | None
 
 
 @contextmanager
-def door(listening: socket.socket, key: Key | None) -> Iterator[Callable[[Deadline], _Taken]]:
+def door(
+    listening: socket.socket, key: Key | None, refuse: Callable[[str], None] = lambda _peer: None
+) -> Iterator[Callable[[Deadline], _Taken]]:
     """Takes in the connections that come to `listening`; closes it, and those that nobody took, at the end.
 
     A call with a deadline gives the next one and its first message; None if a stranger came, or nobody in time. With a
-    key strangers hold nobody up.
+    key strangers hold nobody up. `refuse` gets the name of a peer that shows another key, or one where none is.
     """
     if key is None:
         with listening:
-            yield partial(_next_plain, listening)
+            yield partial(_next_plain, listening, refuse)
         return
     channels: queue.SimpleQueue[SecureChannel] = queue.SimpleQueue()
-    listener = Listener(listening, key, channels.put)
+    listener = Listener(listening, key, channels.put, refuse)
     try:
         yield partial(_next_sealed, channels)
     finally:
@@ -174,7 +176,7 @@ def door(listening: socket.socket, key: Key | None) -> Iterator[Callable[[Deadli
             channels.get().close()
 
 
-def _next_plain(listening: socket.socket, deadline: Deadline) -> _Taken:
+def _next_plain(listening: socket.socket, refuse: Callable[[str], None], deadline: Deadline) -> _Taken:
     listening.settimeout(deadline.timeout_s())
     try:
         connection, (host, port, *_) = listening.accept()
@@ -187,7 +189,7 @@ def _next_plain(listening: socket.socket, deadline: Deadline) -> _Taken:
     except OSError:
         connection.close()
         return None
-    return _first_word(HostLink(channel, f"{host}:{port}", str(connection.getsockname()[0])))
+    return _first_word(HostLink(channel, f"{host}:{port}", str(connection.getsockname()[0])), refuse)
 
 
 def _next_sealed(channels: "queue.SimpleQueue[SecureChannel]", deadline: Deadline) -> _Taken:
@@ -197,10 +199,12 @@ def _next_sealed(channels: "queue.SimpleQueue[SecureChannel]", deadline: Deadlin
         return None
 
 
-def _first_word(link: HostLink) -> _Taken:
+def _first_word(link: HostLink, refuse: Callable[[str], None] = lambda _peer: None) -> _Taken:
     try:
         return link, link.receive(Deadline.after(_STRANGER_S))[0]  # its own limit: a look may be nearly over
-    except SamovarError:
+    except SamovarError as error:
+        if isinstance(error, NotOurs):
+            refuse(link.peer)
         link.close()
         return None
 

@@ -333,14 +333,15 @@ def reached(
 
 
 def connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
-    connection = socket.create_connection(address, deadline.timeout_s())
+    connection, handshake = socket.create_connection(address, deadline.timeout_s()), Handshake(key, is_server=False)
     try:
         prepare(connection)
-        handshake = Handshake(key, is_server=False)
         connection.sendall(handshake.advance(b""))
         _complete(connection, handshake, deadline)
         return SecureChannel(connection, handshake, peer)
     except BaseException:
+        with suppress(OSError):
+            connection.sendall(handshake.last_words())  # TLS's own, for which the other side knows of another key
         connection.close()
         raise
 

@@ -2,6 +2,7 @@
 
 import selectors
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,15 +73,22 @@ class Listener:
     """One thread that takes connections in at `listening`, until `close`; `accept` gets each that has shown the key.
 
     Before that a connection has 5 s, 16 KiB and one of 64 places; where all are taken, the oldest loses its own.
-    `accept` is called on the thread, and must not wait. Owns the socket.
+    `accept` is called on the thread, and must not wait, as `refuse` with the name of a peer that shows no such key.
+    Owns the socket.
     """
 
-    def __init__(self, listening: socket.socket, key: Key, accept: Callable[[SecureChannel], None]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        key: Key,
+        accept: Callable[[SecureChannel], None],
+        refuse: Callable[[str], None] = lambda _peer: None,
+    ) -> None:
         self.address = address_of(listening)
         self.num_refused = 0
         self._listening = listening
         self._key = key
-        self._accept = accept
+        self._accept, self._tell_refused = accept, refuse
         self._strangers: dict[_Stranger, None] = {}  # oldest first
         self._closing = threading.Event()
         self._waker, self._woken = socket.socketpair()
@@ -142,7 +150,9 @@ class Listener:
             self._answer(stranger, stranger.handshake.advance(received))
         except BlockingIOError:
             return
-        except (OSError, RuntimeError):  # it is not of us, or there are no descriptors or threads left
+        except (OSError, RuntimeError) as error:  # it is not of us, or there are no descriptors or threads left
+            if isinstance(error, ssl.SSLError):
+                self._tell_refused(stranger.peer)
             with suppress(OSError):
                 stranger.connection.send(stranger.handshake.last_words())
             self._refuse(stranger)

@@ -212,6 +212,34 @@ def test_with_a_key_only_its_holders_meet(tmp_path: Path) -> None:
     assert all(each.is_secret for each in closed(found))
 
 
+@pytest.mark.parametrize(("first", "second"), [("one.pem", None), ("one.pem", "two.pem"), (None, "one.pem")])
+def test_a_host_with_another_key_is_named_at_once(tmp_path: Path, first: str | None, second: str | None) -> None:
+    """Nothing else says on host 0 why it waits."""
+    warnings: list[str] = []
+    own, other = (None if name is None else tmp_path / name for name in (first, second))
+    for path in filter(None, (own, other)):
+        make_key(path)
+    with reserved_port() as port:
+        place = replace(PLACE, key_file=own, port=port)
+        found: list[Met] = []
+
+        def come() -> bool:
+            with pytest.raises(SamovarError, match=r"--key-file|the same key"):
+                meet(replace(place, number=1, key_file=other), hellos(1, 1)[1], 1.0)
+            return bool(warnings)
+
+        host_0 = threading.Thread(target=lambda: found.append(meet(place, HELLO, 2 * TIMEOUT_S, warnings.append)))
+        host_0.start()
+        wait_until(come, "host 0 warns", TIMEOUT_S)
+        found.append(meet(replace(place, number=1), hellos(1, 1)[1], TIMEOUT_S))
+        host_0.join()
+    closed(found)
+    (warning,) = warnings
+    assert warning == (
+        "host 0 (first): 127.0.0.1 came without the same key; give all hosts the same --key-file, or none"
+    )
+
+
 def test_a_host_that_comes_before_the_key_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first look host 0 has only begun to write it."""
     key, made = tmp_path / "key.pem", tmp_path / "made.pem"
