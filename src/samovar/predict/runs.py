@@ -147,7 +147,7 @@ def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tu
 
 def servers_of(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
     memories = [ServerMemory(num_workers + index) for index in range(cluster.server.count)]
-    return CenterServers(memories, BYTES_OF_A_FLOAT * work.num_parameters, cluster.server.memory)
+    return CenterServers(memories, BYTES_OF_A_FLOAT * (work.num_parameters + work.num_unlearned), cluster.server.memory)
 
 
 def _train(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster, WorkerSpec
-from samovar.report.profile import LayerProfile, Profile, flops_of
+from samovar.report.profile import LayerProfile, Profile, flops_of, gradients_of
 
 # How often a layer without products goes over its output, forward and backward.
 _FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
@@ -32,6 +32,7 @@ class Work:
     """A worker's computation in a step with `batch_size` samples: segments in forward order.
 
     `before_s` is forward work before the first segment, `after_s` backward work after the last gradient.
+    `num_unlearned` parameters travel to a center, too.
     """
 
     batch_size: float
@@ -39,6 +40,7 @@ class Work:
     before_s: float
     after_s: float
     update_s: float
+    num_unlearned: int = 0
 
     @property
     def forward_s(self) -> float:
@@ -70,8 +72,9 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     """The computation of one worker of a cluster with that many samples.
 
     A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
-    takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
-    profile's seconds. All grow with the batch, except the time that fresh memory of gradients takes.
+    takes it once backward, and frozen layers before it not at all. Layers without products move their outputs through
+    memory. A worker without a speed has the profile's seconds. All grow with the batch, except the time that fresh
+    memory of gradients takes.
 
     An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The profile's seconds are those
     of a worker alone. With others at work, moving bytes takes `slower` times as long: a layer's outputs, 2 times
@@ -94,7 +97,8 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / worker.memory_alone
     if profile.update_s is not None and is_timed:
         update_s = slower * profile.update_s
-    return Work(batch_size, tuple(segments), before_s, after_s, update_s)
+    num_unlearned = sum(layer.num_unlearned for layer in profile.layers)
+    return Work(batch_size, tuple(segments), before_s, after_s, update_s, num_unlearned)
 
 
 def _speed(profile: Profile, worker: WorkerSpec) -> float | None:
@@ -113,11 +117,13 @@ def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[fl
                 'speed = "4 Tflop/s", say, or a profile with seconds'
             )
         return [_beside_others(layer, worker, slower) for layer in profile.layers]
-    found = []
-    for layer, (forward, backward) in zip(profile.layers, flops_of(profile.layers), strict=True):
+    found, layers = [], profile.layers
+    made = gradients_of(layers)
+    for layer, (forward, backward), (has_learned, _) in zip(layers, flops_of(layers), made, strict=True):
         moved_s = slower * layer.activation_bytes / worker.memory_alone
         times = (forward / speed, backward / speed)
-        found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
+        passes = _BACKWARD_PASSES if has_learned or layer.num_parameters else 0
+        found.append(times if forward else (_FORWARD_PASSES * moved_s, passes * moved_s))
     return found
 
 

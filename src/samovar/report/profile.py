@@ -24,7 +24,8 @@ class LayerProfile:
 
     `multiply_adds` are those of one forward pass over the batch, `activation_bytes` the size of its output.
     `behind_bytes` are the outputs of parts without parameters that follow, if their time counts here. `fresh_s` is the
-    part of `backward_s` that gradients take because their memory is fresh at each step.
+    part of `backward_s` that gradients take because their memory is fresh at each step. `num_unlearned` are frozen, or
+    statistics: they travel to a center, and backward makes no gradient of theirs.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LayerProfile:
     backward_s: float | None = None
     behind_bytes: int = 0
     fresh_s: float = 0.0
+    num_unlearned: int = 0
 
     @property
     def parameter_bytes(self) -> int:
@@ -107,6 +109,7 @@ def profile_of(timed: Timed) -> Profile:
             layer.activation_bytes,
             layer.forward_ms / 1e3 if is_timed else None,
             layer.backward_ms / 1e3 if is_timed else None,
+            num_unlearned=layer.num_unlearned,
         )
         for layer in timed.layers
         if layer.type != READING
@@ -128,7 +131,8 @@ def _checked(profile: Profile) -> Profile:
     if not 0 <= (profile.update_s or 0.0) < 1e9:
         raise ValueError("update_s is below 0, or without end")
     for layer in profile.layers:
-        numbers = (layer.num_parameters, layer.multiply_adds, layer.activation_bytes, layer.behind_bytes)
+        num_bytes = (layer.activation_bytes, layer.behind_bytes)
+        numbers = (layer.num_parameters, layer.num_unlearned, layer.multiply_adds, *num_bytes)
         times = (layer.forward_s or 0.0, layer.backward_s or 0.0, layer.fresh_s)
         if min(numbers) < 0 or max(numbers) > _MOST or not all(0 <= seconds < 1e9 for seconds in times):
             raise ValueError(f"layer {layer.name!r} has a number below 0, or one without end")
@@ -140,10 +144,19 @@ def _checked(profile: Profile) -> Profile:
 
 
 def flops_of(layers: Sequence[LayerProfile]) -> list[tuple[float, float]]:
-    """Forward and backward: the first layer with products needs no gradient of its input."""
-    found, is_first = [], True
+    """Forward and backward, where each gradient of a layer takes as long as its forward pass."""
+    forward = [float(_FLOPS_OF_A_MULTIPLY_ADD * layer.multiply_adds) for layer in layers]
+    return [(flops, flops * sum(made)) for flops, made in zip(forward, gradients_of(layers), strict=True)]
+
+
+def gradients_of(layers: Sequence[LayerProfile]) -> list[tuple[bool, bool]]:
+    """Whether backward makes the gradient of each layer's input, and of its weights: none before the first that learns.
+
+    A layer without any parameters of its own may learn those that it shares with another.
+    """
+    found, has_learned = [], False
     for layer in layers:
-        forward = float(_FLOPS_OF_A_MULTIPLY_ADD * layer.multiply_adds)
-        found.append((forward, forward if is_first else 2 * forward))
-        is_first = is_first and not forward
+        is_frozen = bool(layer.num_unlearned) and not layer.num_parameters
+        found.append((has_learned, not is_frozen))
+        has_learned = has_learned or layer.num_parameters > 0 or (layer.multiply_adds > 0 and not is_frozen)
     return found

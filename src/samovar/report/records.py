@@ -141,7 +141,7 @@ class LayerTime:
     """Mean milliseconds of one layer. Type READING means reading a batch, which is not part of a pass.
 
     `multiply_adds` are those of products with weights in one forward pass, `activation_bytes` the size of its outputs,
-    0 in place. An array that layers share counts at the first of them.
+    0 in place. An array that layers share counts at the first of them. `num_unlearned` are frozen, or statistics.
     """
 
     name: str
@@ -151,6 +151,7 @@ class LayerTime:
     num_parameters: int = 0
     multiply_adds: int = 0
     activation_bytes: int = 0
+    num_unlearned: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

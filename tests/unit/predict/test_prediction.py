@@ -65,6 +65,17 @@ def test_workers_that_add_up_gradients_in_step_make_them_in_their_place(
     assert steps[0] - steps[1] == pytest.approx(saved_s)
 
 
+@pytest.mark.parametrize(("strategy", "factor"), [("sync", 1), ("local-sgd", 1), ("async-sgd", 4), ("shm-easgd", 4)])
+def test_what_is_not_learned_travels_to_a_center_alone(strategy: str, factor: int) -> None:
+    frozen = LayerProfile("frozen", "", 0, 0, 0, 0.01, 0.0, num_unlearned=3 * NUM_PARAMETERS)
+    asked_with, asked_without = (
+        replace(asked(CLUSTER, strategy, 2), profile=replace(PROFILE, layers=layers))
+        for layers in ((frozen, *PROFILE.layers), PROFILE.layers)
+    )
+    (found,), (plain,) = predicted(asked_with), predicted(asked_without)
+    assert found.bytes_per_step == pytest.approx(factor * plain.bytes_per_step)
+
+
 def test_the_backward_pass_hides_an_exchange() -> None:
     none, behind = (predicted(asked(CLUSTER, "sync", 8, **one))[0] for one in ({"overlap": "none"}, {}))
     assert behind.num_buckets > 1

@@ -51,6 +51,19 @@ def test_fresh_memory_of_gradients_takes_its_time_for_any_batch_and_none_of_what
     assert (segment.backward_s, segment.fresh_s) == (pytest.approx(2e-3), 0.0)
 
 
+def test_backward_ends_at_the_first_layer_that_learns_and_makes_no_gradient_of_frozen_weights() -> None:
+    """A layer with products and no parameters of its own shares another's."""
+    frozen, learns = LayerProfile("frozen", "", 0, 1_000, num_unlearned=10), LayerProfile("fc", "", 10, 1_000)
+    shares, moves = LayerProfile("shares", "", 0, 1_000), LayerProfile("relu", "", 0, 0, 1_000)
+    worker = WorkerSpec(speed=2_000.0, memory=1_000.0)
+    for layers, backward_s in [
+        ((learns, learns), 3.0),
+        ((frozen, moves, frozen, moves, learns), 1.0),
+        ((frozen, learns, moves, frozen, shares), 1.0 + 3.0 + 1.0 + 2.0),
+    ]:
+        assert work_of(Profile("net", 1, layers), worker, 1).backward_s == pytest.approx(backward_s)
+
+
 def test_here_workers_share_what_the_doctor_copied_with_all_cores() -> None:
     record = replace(NOMINAL, cores=4, copy_bandwidth_one_bytes_per_s=20e9, copy_bandwidth_all_bytes_per_s=40e9)
     cluster = cluster_here(record)

@@ -1,6 +1,7 @@
 """Costs of a net's layers: shapes, parameters, multiply-adds and memory are counted, seconds are measured."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -97,27 +98,24 @@ def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """The counts of one layer, as in `LayerCost`."""
+    """The counts of one layer, as in `LayerCost`; `num_parameters` are learned."""
 
     num_parameters: int = 0
     multiply_adds: int = 0
     activation_bytes: int = 0
+    num_unlearned: int = 0
 
 
 def layer_counts(net: CaffeNet) -> dict[str, LayerCounts]:
-    """The counts of every layer by its name, in file order, for the batch that the net was built for.
-
-    Only learned parameters count.
-    """
-    learned: dict[str, int] = {}
+    """The counts of every layer by its name, in file order, for the batch that the net was built for."""
+    sizes: Counter[tuple[str, bool]] = Counter()
     for info in net.parameter_infos:
-        if info.parameter.requires_grad:
-            learned[info.layer] = learned.get(info.layer, 0) + info.parameter.numel()
+        sizes[info.layer, info.parameter.requires_grad] += info.parameter.numel()
     products, found = _by_layer(net), {}
     for step in net.steps:
         name, tops = step.layer.spec.name, zip(step.tops, step.layer.top_shapes, strict=True)
         new_bytes = _BYTES_PER_VALUE * sum(prod(shape) for top, shape in tops if top not in step.bottoms)
-        found[name] = LayerCounts(learned.get(name, 0), products[name], new_bytes)
+        found[name] = LayerCounts(sizes[name, True], products[name], new_bytes, sizes[name, False])
     return found
 
 

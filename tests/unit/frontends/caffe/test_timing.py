@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from samovar.frontends.caffe.costs import NetTimer
+from samovar.frontends.caffe.costs import NetTimer, layer_counts
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.half import use_half
 
@@ -52,6 +52,13 @@ def test_gradients_and_loss_are_those_of_training(net_of: Callable[..., CaffeNet
     assert len(found) == 6
     for info in plain.parameter_infos:
         torch.testing.assert_close(found[info.name], info.parameter.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_learned_and_other_parameters_are_counted_apart(net_of: Callable[..., CaffeNet]) -> None:
+    frozen = CONVOLUTION.replace('top: "conv"', 'top: "conv" param { lr_mult: 0 } param { lr_mult: 2 }', 1)
+    counts = layer_counts(net_of(frozen + LOSSES, SHAPES))
+    found = {name: (of.num_parameters, of.num_unlearned) for name, of in counts.items() if name in ("conv", "left")}
+    assert found == {"conv": (4, 4 * 2 * 3 * 3), "left": (3 * 4 * 4 * 4 + 3, 0)}
 
 
 def test_each_layer_has_its_time(net_of: Callable[..., CaffeNet]) -> None:
