@@ -148,6 +148,7 @@ def test_a_host_that_ssh_does_not_reach(solver: Path, tmp_path: Path, ssh: Path)
     assert found.return_code == 2
     assert "no route to 127.0.0.2" in found.errors
     assert "the command on 127.0.0.2 ended with exit code 255 before the run began" in found.errors
+    assert f"and try: {ssh} -q 127.0.0.2 true\n" in found.errors
     hosts.write_text("localhost\n-oProxyCommand=evil\n")
     found = run(*flags(solver, tmp_path / "out"), "--hosts", hosts, folder=tmp_path)
     assert re.search(r"hosts:2: '-oProxyCommand=evil' is not NAME, NAME slots=N or NAME:N", found.error)

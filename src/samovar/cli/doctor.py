@@ -7,6 +7,7 @@ from typing import Annotated
 from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S
+from samovar.core.errors import SamovarError
 from samovar.core.host import Others, family_seconds
 from samovar.core.machine import CalibrationRecord
 from samovar.core.plain import to_plain
@@ -53,11 +54,8 @@ def doctor(
     if record is not None and links:
         record = with_links(record, links)
     findings = [*diagnose(host, record), *_clock_findings(links)]
-    if record is not None:
-        if is_quiet(other_programs.share()):
-            Kept(state_folder()).keep_machine(record)
-        if save is not None:
-            write_json_atomic(save, to_plain(record), "give --save a file elsewhere")
+    if record is not None and is_quiet(other_programs.share()):
+        Kept(state_folder()).keep_machine(record)
     if as_json:
         found = {"host": host, "devices": devices, "calibration": record, "findings": findings}
         print_json(found | {"advice": dict(advice(host, links))} | ({"links": links} if links else {}))
@@ -67,6 +65,14 @@ def doctor(
             if number:
                 console.print()
             show_facts(console, title, rows)
+    if save is not None:
+        _save(record, save)
+
+
+def _save(record: CalibrationRecord | None, path: Path) -> None:
+    if record is None:
+        raise SamovarError(f"--save {path}: is not written, because nothing was measured; mend what is wrong first")
+    write_json_atomic(path, to_plain(record), "give --save a file elsewhere")
 
 
 def _clock_findings(links: Sequence[HostLinkFigures]) -> list[Finding]:

@@ -89,7 +89,7 @@ def started_over_ssh(
             command = [*common, "--workers", host.workers or workers, "--node-rank", number]
             started.append((host, _start(client, host.name, command)))
         count = str(own.workers or workers)
-        watch = _watching(started)
+        watch = _watching(started, shlex.join(client))
         yield count, HostPlace(0, place, port, len(hosts), key_file=key_file, listening=listening, watch=watch)
 
 
@@ -130,13 +130,13 @@ def _start(client: Sequence[str], name: str, words: Sequence[object]) -> "subpro
         raise InputError(f"--ssh {client[0]}: cannot be started ({error.strerror}); name the program of ssh") from error
 
 
-def _watching(started: _Started) -> Callable[[], str | None]:
+def _watching(started: _Started, client: str) -> Callable[[], str | None]:
     def ended() -> str | None:
         for host, process in started:
             if (code := process.poll()) is not None:
                 return (
                     f"the command on {host.name} ended with exit code {code} before the run began; see what it says, "
-                    f"and try: ssh {host.name} true"
+                    f"and try: {client} {host.name} true"
                 )
         return None
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from samovar.cli import doctor as command
 from samovar.cli.doctor import advice, host_rows, record_rows
 from samovar.cli.output_flags import require_place
+from samovar.core.errors import SamovarError
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 from samovar.core.plain import from_plain, to_plain
 from samovar.launcher.calibrate import HostLinkFigures, calibrate
@@ -188,6 +190,17 @@ def test_measuring_shows_slow_wake_ups_and_the_worst_comes_first() -> None:
     findings = diagnose(sick, slow)
     assert [finding.level for finding in findings] == ["error", "warning", "hint", "hint"]
     assert "1000 us" in findings[-1].text
+
+
+def test_what_cannot_be_saved_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick = dataclasses.replace(HEALTHY, missing_modules=("torch",), memfd_error="refused")
+    monkeypatch.setattr("samovar.cli.doctor.read_host", lambda: sick)
+    with pytest.raises(SamovarError, match=r"--save .*cal\.json: is not written, because nothing was measured"):
+        command.doctor(save=tmp_path / "cal.json")
+    assert "is refused: refused" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "cal.json").exists()
 
 
 def write(root: Path, files: dict[str, str]) -> None:
