@@ -96,7 +96,7 @@ def test_ctrl_c_in_the_middle_of_a_look_at_whether_it_came_ends_a_watch(
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("command", ["inspect", "inspect --json", "watch"])
+@pytest.mark.parametrize("command", ["inspect", "inspect --json", "watch", "--help", "train --help-all", "--version"])
 def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str) -> None:
     """As in `samovar watch RUN | head -1`, also if the run goes on."""
     files = RunFolder(run_folder(tmp_path / "run"))
