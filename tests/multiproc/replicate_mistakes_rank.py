@@ -73,6 +73,14 @@ def failed_backward(loop: Loop) -> None:
     loop.train(1)
 
 
+def one_more_pass(loop: Loop) -> None:
+    """A loop with a loss that only some samples have. From here on, exchanges would be of different steps."""
+    loop.train(2)
+    if loop.replica.rank == 1:
+        loop.replica.backward(loop.loss())
+    loop.train(2)
+
+
 def more_on_every_part(loop: Loop) -> None:
     loop.replica.backward(loop.loss(), more=True)
     loop.replica.step()
@@ -336,6 +344,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         for mistake in (
             plain_backward,
             failed_backward,
+            one_more_pass,
             more_on_every_part,
             late_backward,
             backward_in_step,

@@ -21,6 +21,7 @@ EQUAL = "the weights of ranks [1] differ from those of rank 0"
 REFUSED = {
     "plain_backward": BACKWARD,
     "failed_backward": "the backward pass before this one failed when its exchange with the other ranks had begun",
+    "one_more_pass": "ranks [1] exchange gradients more or less often in a step than rank 0",
     "more_on_every_part": "leave more=True out in the last part of a step",
     "late_backward": "use replica.backward(loss, more=True) for all passes of a step but the last",
     "backward_in_step": "of a step but the last, and before step()",

@@ -146,7 +146,7 @@ class GradientExchange(Exchange):
         made = (config, collectives, buckets, buffers, announcer.deadline)
         self._strategy = build_strategy(*made, callback=TrialCallback(tell=tell), factoring=factoring)
         self._exact_sum: PlanRunner | None = None
-        self._num_exchanges = 0
+        self._num_exchanges = self._num_in_step = 0
         self._num_shadowed = 0
         self._is_torn = False
 
@@ -159,7 +159,7 @@ class GradientExchange(Exchange):
         if more:
             backward.run()
             return
-        call, final = (Event.BACKWARD, self._num_exchanges), list[Bucket]()
+        call, final = (Event.BACKWARD, self._num_exchanges, float(self._num_in_step)), list[Bucket]()
         if not backward.others:
             self._announcer.announce(*call)
         self._is_torn = True
@@ -170,9 +170,11 @@ class GradientExchange(Exchange):
             self._gradient_final(bucket)
         num_active = self._announcer.num_active(*call)
         self._complete(num_active)
+        self._num_in_step += 1
         self._is_torn = False
 
     def step(self, step: int, apply: Apply) -> None:
+        self._num_in_step = 0
         self._require_none_late()
         super().step(step, apply)
         self._require_none_late()  # from a pass inside the update
@@ -189,7 +191,7 @@ class GradientExchange(Exchange):
         if event is Event.BACKWARD:
             self._gradients.contribute_nothing(self._gradient_final)
             self._complete(len(self._announcer.uneven.last_active))
-            self._num_exchanges = step + 1
+            self._num_exchanges, self._num_in_step = step + 1, 0
             self._num_shadowed += 1
             self._optimizers.step()  # for a state that others can fill, and for what optimizers keep in their groups
             for parameter in self._parameters.values():
@@ -199,7 +201,7 @@ class GradientExchange(Exchange):
     def even_out(self, step: int, _highest: int) -> None:
         """Copy weights and the optimizer's state from a rank that had data to the end to those that had not."""
         answered = [detail for _, detail in self._announcer.gathered(step, self._num_shadowed)]
-        self._num_shadowed = 0
+        self._num_shadowed = self._num_in_step = 0
         if any(answered):
             self._copy_from(answered.index(0.0))
 

@@ -55,6 +55,10 @@ _DIFFERING = {
         "rank the file that it saved, all of one save"
     ),
     Event.SAVING: "ranks {ranks} save to another path than rank {first}; give all ranks the same path",
+    Event.BACKWARD: (
+        "ranks {ranks} exchange gradients more or less often in a step than rank {first}; all ranks call backward() "
+        "equally often before step(): add losses up, and call it once"
+    ),
     Event.REDUCING: "ranks {ranks} gave a value of another size than rank {first}; give all ranks the same shape",
 }
 _DIFFERING_ORDER = (
