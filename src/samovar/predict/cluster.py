@@ -19,7 +19,8 @@ _Part = TypeVar("_Part")
 _PORTS = {"duplex": Ports.DUPLEX, "half-duplex": Ports.SHARED, "unlimited": Ports.UNLIMITED}
 FIRST_NODE, OWN_NODES = "first node", "own nodes"
 _MOST_BYTES = 1 << 16  # of a file that describes a machine
-_MOST, _MOST_WHOLE = 1e15, 1 << 20
+_MOST, _MOST_WHOLE, _MOST_SERVERS = 1e15, 1 << 20, 1 << 12
+_MOST_OF: Mapping[str, str] = {units.SECONDS: "1 h", units.SHARE: "10000 %"}  # a clock of 64 bits still has its ns
 _NEEDED: Mapping[str, Mapping[str, str]] = {
     "rack": dict.fromkeys(("oversubscription", "latency"), "nodes"),
     "node": dict.fromkeys(("bandwidth", "latency", "overhead"), "workers"),
@@ -32,8 +33,8 @@ def _of(kind: str, default: Any, least: float = 0.0) -> Any:
     return field(default=default, metadata={"kind": kind, "least": least})
 
 
-def _number(default: Any, least: float) -> Any:
-    return field(default=default, metadata={"least": least})
+def _number(default: Any, least: float, most: int = _MOST_WHOLE) -> Any:
+    return field(default=default, metadata={"least": least, "most": most})
 
 
 def _choice(default: str, *choices: str) -> Any:
@@ -105,7 +106,7 @@ class ServerSpec:
     """The center of strategies that have one, divided over `count` servers with this `memory`."""
 
     place: str = _choice(FIRST_NODE, FIRST_NODE, OWN_NODES)
-    count: int = _number(1, 1)
+    count: int = _number(1, 1, _MOST_SERVERS)
     memory: float = _of(units.BANDWIDTH, 10e9, 1.0)
 
 
@@ -296,26 +297,31 @@ def _part(section: str, kind: type[_Part], values: object) -> _Part:
 def _value(value: object, field: "dataclasses.Field[Any]") -> object:
     metadata = field.metadata
     if "kind" in metadata:
-        return _at_least(units.quantity(value, metadata["kind"]), value, metadata["least"])
+        number, most = units.quantity(value, metadata["kind"]), _MOST_OF.get(metadata["kind"])
+        if most is not None and number > units.quantity(most, metadata["kind"]):
+            raise ValueError(f"is {value!r}; give at most {most}")
+        return _at_least(number, value, metadata["least"])
     if "choices" in metadata:
         if value not in metadata["choices"]:
             raise ValueError(f"is {value!r}; choose {' or '.join(map(repr, metadata['choices']))}")
         return value
     if "least" in metadata:
-        return _at_least(_plain_number(value, whole=type(field.default) is int), value, metadata["least"])
+        most = metadata["most"] if type(field.default) is int else None
+        return _at_least(_plain_number(value, most), value, metadata["least"])
     wanted = type(field.default)
     if type(value) is not wanted:
         raise ValueError(f"is {value!r}; give {'true or false' if wanted is bool else 'a text'}")
     return value
 
 
-def _plain_number(value: object, whole: bool) -> float:
+def _plain_number(value: object, most: int | None) -> float:
+    """A whole one if there is a `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
         raise ValueError(f"is {value!r}; give a number")
-    if whole and not isinstance(value, int):
+    if most is not None and not isinstance(value, int):
         raise ValueError(f"is {value!r}; give a whole number")
-    if whole and value > _MOST_WHOLE:
-        raise ValueError(f"is {value!r}; give at most {_MOST_WHOLE:,}")
+    if most is not None and value > most:
+        raise ValueError(f"is {value!r}; give at most {most:,}")
     return value
 
 

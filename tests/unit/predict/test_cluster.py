@@ -110,6 +110,9 @@ def test_what_is_left_out_costs_nothing() -> None:
         ('title = "a"\n[rack]\nlatency = "1 us"', r"\[rack\] latency has no effect without nodes"),
         (f'title = "a"\n[node]\nworkers = 1{"0" * 400}', "give a number"),
         ('title = "a"\n[worker]\nslow_every = 10_000_000_000\nslow_factor = 2', "give at most 1,048,576"),
+        ('title = "a"\n[server]\ncount = 5_000', "give at most 4,096"),
+        ('title = "a"\n[network]\nlatency = "1e18 s"', "latency is '1e18 s'; give at most 1 h"),
+        ('title = "a"\n[worker]\njitter = "1e9 %"', "give at most 10000 %"),
         ('title = "a"\nrack = 16', r"rack is 16; it is a section, \[rack\]"),
     ],
 )
