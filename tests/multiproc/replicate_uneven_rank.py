@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, random_split
 
 from samovar.api.process_group import ProcessGroup
 from samovar.core.errors import ReplicasDiffer
@@ -304,9 +304,20 @@ def divided(process_group: ProcessGroup) -> Any:
 
 def disagreeing_samplers(process_group: ProcessGroup) -> Any:
     order = list(range(6))[:: -1 if process_group.group.rank else 1]
+    return _said_of(process_group, DataLoader(TensorDataset(torch.arange(6)), sampler=order))
+
+
+def disagreeing_splits(process_group: ProcessGroup) -> Any:
+    """Each rank splits the data by its own generator, so one trains what another tests."""
+    own = torch.Generator().manual_seed(process_group.group.rank)
+    train, _ = random_split(TensorDataset(torch.arange(9)), [6, 3], own)
+    return _said_of(process_group, DataLoader(Subset(train, range(6)), batch_size=2, shuffle=True))
+
+
+def _said_of(process_group: ProcessGroup, loader: DataLoader[Any]) -> str:
     replica = replicated(process_group, perceptron())
     try:
-        next(iter(replica.shard(DataLoader(TensorDataset(torch.arange(6)), sampler=order))))
+        next(iter(replica.shard(loader)))
     except ReplicasDiffer as error:
         return str(error)
     return "was not noticed"
@@ -337,6 +348,7 @@ SCENARIOS = {
         inner_loops,
         divided,
         disagreeing_samplers,
+        disagreeing_splits,
         left_early,
         left_when_one_had_ended,
     )

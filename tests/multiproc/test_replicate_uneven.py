@@ -103,9 +103,10 @@ def test_parts_are_disjoint_and_complete_and_every_epoch_has_another_order() -> 
     assert len({tuple(order) for order in orders}) == 3
 
 
-def test_ranks_whose_samplers_disagree_are_told_so() -> None:
-    for message in of("disagreeing_samplers"):
-        assert "order of samples, or the batch size, on ranks [1] differs" in message
+@pytest.mark.parametrize("scenario", ["disagreeing_samplers", "disagreeing_splits"])
+def test_ranks_whose_samples_disagree_are_told_so(scenario: str) -> None:
+    for message in of(scenario):
+        assert "the samples, their order, or the batch size, on ranks [1] differs" in message
 
 
 def test_a_rank_that_leaves_the_loop_by_itself_is_noticed_at_once() -> None:

@@ -62,8 +62,8 @@ _DIFFERING = {
     Event.REDUCING: "ranks {ranks} gave a value of another size than rank {first}; give all ranks the same shape",
 }
 _DIFFERING_ORDER = (
-    "the order of samples, or the batch size, on ranks {ranks} differs from that of rank {first}. Give all ranks one "
-    "batch_size, and seed a sampler with its own generator in the same way"
+    "the samples, their order, or the batch size, on ranks {ranks} differs from that of rank {first}. Give all ranks "
+    "one batch_size, and seed random_split, or a sampler's own generator, in the same way"
 )
 
 

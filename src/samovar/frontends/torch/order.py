@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
 from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
@@ -158,6 +158,7 @@ class EpochOrder:
         self._group = self._sharers = group
         self._seed, self._generator = seed, generator
         self._own: list[Any] = []
+        self._chosen = _chosen(loader.dataset)
         self.must_repeat = False
 
     def start(self, epoch: int, num_skipped: int) -> float:
@@ -196,7 +197,7 @@ class EpochOrder:
         return self._batch_size or (0 if self._batches is None else self._batches.batch_size)
 
     def _fingerprint(self, order: list[Any]) -> float:
-        return digest_number(repr((self._size, order)))
+        return digest_number(repr((self._size, order, *self._chosen)))
 
     def _order_of(self, epoch: int) -> list[Any]:
         order = self._drawn(epoch)
@@ -343,6 +344,16 @@ def _part_of_batch(loader: DataLoader[Any], group: Group) -> int:
             f"{group.world_size} ranks; give a multiple of {group.world_size}, or recipe='none'"
         )
     return size // group.world_size
+
+
+def _chosen(dataset: object) -> list[float]:
+    """Digests of the samples that subsets take, such as parts by `random_split`: without a seed, ranks' differ."""
+    found = list[float]()
+    while isinstance(dataset, Subset):
+        indices = dataset.indices.tolist() if hasattr(dataset.indices, "tolist") else list(dataset.indices)
+        found.append(digest_number(repr(indices)))
+        dataset = dataset.dataset
+    return found
 
 
 def _check(loader: object) -> None:
