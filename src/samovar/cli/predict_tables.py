@@ -11,7 +11,7 @@ from samovar.predict.kept import ErrorBar
 from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost
 from samovar.predict.prediction import COMPUTATION, Question, Verdict
-from samovar.predict.work import DATA, LayerVolume
+from samovar.predict.work import LayerVolume
 from samovar.report.comparison import Prediction
 from samovar.report.tables import printer, show_facts, show_lines, show_table
 
@@ -118,27 +118,17 @@ def _speed_ups(shown: Shown) -> tuple[Sequence[str], list[list[str]], list[bool]
 
 
 def _steps(question: Question, last: Sequence[Prediction]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    is_priced, rows = any(one.price is not None for one in last), []
+    for one in last:
+        seconds = (one.step_s, one.forward_s + one.backward_s + one.update_s, one.slower_s, one.exchange_s)
+        row = [one.strategy, f"{one.samples_per_s:,.0f}", f"{one.efficiency:.0%}", *map(units.seconds, seconds)]
+        row.append(units.size(one.bytes_per_step))
+        row += [units.duration(3600 * (one.hours or 0))] if question.samples is not None else []
+        rows.append([*row, *([f"{one.price or 0:,.2f}"] if is_priced else []), one.limit])
     head = ["strategy", "samples/s", "of ideal", "step", "compute", "slower", "exchange", "sent"]
-    rows = [
-        [
-            one.strategy,
-            f"{one.samples_per_s:,.0f}",
-            f"{one.efficiency:.0%}",
-            *map(units.seconds, (one.step_s, one.forward_s + one.backward_s + one.update_s, one.slower_s)),
-            units.seconds(one.exchange_s),
-            units.size(one.bytes_per_step),
-        ]
-        for one in last
-    ]
-    if question.samples is not None:
-        head.append("training")
-        rows = [[*row, units.duration(3600 * (one.hours or 0))] for row, one in zip(rows, last, strict=True)]
-    if any(one.price is not None for one in last):
-        head.append(question.cluster.node.currency)
-        rows = [[*row, f"{one.price or 0:,.2f}"] for row, one in zip(rows, last, strict=True)]
-    head.append("waits for")
-    rows = [[*row, one.limit] for row, one in zip(rows, last, strict=True)]
-    return head, rows, [False, *[True] * (len(head) - 2), False]
+    head += ["training"] if question.samples is not None else []
+    head += [question.cluster.node.currency] if is_priced else []
+    return [*head, "waits for"], rows, [False, *[True] * (len(head) - 1), False]
 
 
 def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
@@ -199,16 +189,9 @@ def _plans(plans: Sequence[PlanCost]) -> tuple[Sequence[str], list[list[str]], l
 
 
 def _layers(layers: Sequence[LayerVolume]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
-    rows = [
-        [
-            one.name,
-            one.type,
-            units.size(one.weight_bytes),
-            units.size(one.data_bytes),
-            f"{one.data_bytes / one.weight_bytes:.3g}",
-            "data parallel" if one.advice == DATA else "model parallel",
-        ]
-        for one in layers
-    ]
+    rows = []
+    for one in layers:
+        sizes = map(units.size, (one.weight_bytes, one.data_bytes))
+        rows.append([one.name, one.type, *sizes, f"{one.data_bytes / one.weight_bytes:.3g}", f"{one.advice} parallel"])
     head = ["layer", "type", "weights |W|", "outputs |D|", "|D|/|W|", "less is sent"]
     return head, rows, [False, False, True, True, True, False]

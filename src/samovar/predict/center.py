@@ -98,7 +98,7 @@ class SimulatedCenter:
             values = source()
             destination[:] = 0 if values is None else values
 
-        return self._served(0, 1, READ_PASSES, copy)
+        return _versions(self._outcome(0, 1, READ_PASSES, copy))
 
     def accumulate(self, _sequence: int, difference: Array, _deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self._update(1, 0, ADD_PASSES + 2 * bool(momentum), lambda: self._servers.add(difference, momentum))
@@ -114,47 +114,43 @@ class SimulatedCenter:
 
     def _in_background(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Push:
         found: list[Versions | NotFinite] = []
-
-        def push() -> None:
-            try:
-                found.append(self._update(to, back, passes, change))
-            except NotFinite as error:
-                found.append(error)
-
-        pending = self._transport.spawn("push to the center", lambda _: push())
+        pending = self._transport.spawn(
+            "push to the center", lambda _: found.append(self._outcome(to, back, passes, change, num_updates=1))
+        )
 
         def landed(deadline: Deadline) -> Versions:
             pending.wait(deadline)
-            if isinstance(found[0], NotFinite):
-                raise found[0]
-            return found[0]
+            return _versions(found[0])
 
         return PendingPush(landed)
 
     def _update(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Versions:
-        def count() -> None:
-            change()
-            self._servers.num_updates += 1
+        return _versions(self._outcome(to, back, passes, change, num_updates=1))
 
-        return self._served(to, back, passes, count)
-
-    def _served(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Versions:
-        """The versions after `change`, which is made on the server; its error is raised here."""
+    def _outcome(
+        self, to: int, back: int, passes: int, change: Callable[[], None], num_updates: int = 0
+    ) -> Versions | NotFinite:
+        """The versions after `change`, which is made on the server, or its error."""
         found: list[Versions | NotFinite] = []
 
         def serve() -> None:
             try:
                 change()
+                self._servers.num_updates += num_updates
                 found.append(np.array([self._servers.num_updates], np.int64))
             except NotFinite as error:
                 found.append(error)
 
         self._run(to, back, passes, serve)
-        if isinstance(found[0], NotFinite):
-            raise found[0]
         return found[0]
 
     def _run(self, to: int, back: int, passes: int, last_served: Callable[[], None] = lambda: None) -> None:
         """Parts of every server's share; `last_served` is called when the last part sent has been served."""
         *others, last = self._servers.requests(to, back, passes)
         self._transport.request([*others, replace(last, served=last_served)])
+
+
+def _versions(outcome: Versions | NotFinite) -> Versions:
+    if isinstance(outcome, NotFinite):
+        raise outcome
+    return outcome
