@@ -24,14 +24,14 @@ from samovar.launch.limits import require_room
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
 from samovar.predict.kept import Kept
-from samovar.predict.learning import taught
+from samovar.predict.learning import subjects_for, taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
 from samovar.predict.work import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import AUTO, KINDS, NONE
+from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings
 
 ALL = "all"
 _MOST_WORKERS = 4096
@@ -95,12 +95,15 @@ def _predict(
     workers, cluster, profile = question.workers, question.cluster, question.profile
     is_told = sys.stderr.isatty() and not (quiet or answer.as_json)
     tell = _tell if is_told else lambda *_: None
+    digits_for = load("samovar.predict.digits").digits_for if answer.learn else None
+    if digits_for is not None:
+        subjects_for(question, digits_for)  # raises before anything is simulated
     found = predicted(question, tell)
     costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}
-    learned = taught(question, found, load("samovar.predict.digits").digits_for, tell) if answer.learn else []
+    learned = [] if digits_for is None else taught(question, found, digits_for, tell)
     bars = error_bars(question, Kept(state_folder()))
     shown = Shown(question, found, verdicts(found), costs, layers, periods, learned, bars)
     if answer.as_json:
@@ -205,7 +208,8 @@ def _checked(names: Sequence[str], collective: str, settings: Mapping[str, objec
             raise InputError(f"--factors {config.factors}: predictions are of whole gradients; leave it out")
         found |= {key: config[key] for key in own if config[key] is not None}
     if unused := [key for key in given if not any(KINDS[name].traits.setting(key) for name in names)]:
-        raise InputError(f"--{unused[0].replace('_', '-')}: none of {', '.join(names)} has this setting; leave it out")
+        flag = declared_settings()[unused[0]][0].flag
+        raise InputError(f"{flag}: none of {', '.join(names)} has this setting; leave it out")
     return found
 
 

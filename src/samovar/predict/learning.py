@@ -197,6 +197,16 @@ class Taught:
         return next((steps * self.step_s / 3600 for steps in found), None)
 
 
+def subjects_for(question: Question, subject_of: Callable[[int, bool], Subject | None]) -> tuple[Subject, int, Subject]:
+    """That of one worker alone, and the most workers of the question that it has samples for. See `taught`."""
+    alone = subject_of(1, True)
+    fitting = [(number, subject_of(number, question.shares_batch)) for number in question.workers]
+    subjects = [(number, subject) for number, subject in fitting if subject is not None]
+    if alone is None or not subjects:
+        raise InputError("--learn: the digits are too few for these workers; add a smaller number to --workers")
+    return (alone, *subjects[-1])
+
+
 def taught(
     question: Question,
     found: Sequence[Prediction],
@@ -207,12 +217,7 @@ def taught(
 
     `subject_of(workers, shares_batch)` is None if it has too few. Raises InputError if it always is.
     """
-    alone = subject_of(1, True)
-    fitting = [(number, subject_of(number, question.shares_batch)) for number in question.workers]
-    subjects = [(number, subject) for number, subject in fitting if subject is not None]
-    if alone is None or not subjects:
-        raise InputError("--learn: the digits are too few for these workers; add a smaller number to --workers")
-    num_workers, subject = subjects[-1]
+    alone, num_workers, subject = subjects_for(question, subject_of)
     work = question.work(1)
     learns = learned(Lesson(StrategyConfig(), question.cluster, work, 1), alone)
     rows = [Taught(ALONE, 1, work.alone_s(question.cluster), learns)]

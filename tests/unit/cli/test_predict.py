@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli import commands
+from samovar.cli import commands, predict
 from samovar.files.net_profile import net_profile
 from samovar.report.profile import LayerProfile, Profile, save_profile
 
@@ -114,6 +114,14 @@ def test_pictures(net: str, tmp_path: Path) -> None:
     assert "a small net learns digits, 2 workers (real gradients, simulated time)" in done.stdout
 
 
+def test_too_few_digits_are_refused_before_anything_is_simulated(
+    net: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(predict, "predicted")
+    assert asked("--profile", net, "--workers", "17", "--learn") == 2
+    assert "add a smaller number to --workers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -130,7 +138,7 @@ def test_pictures(net: str, tmp_path: Path) -> None:
         (("--transport", "mpi"), "--transport mpi: the cluster says how bytes travel"),
         (("--threads-per-worker", "2"), "are for a net that is timed here"),
         (("--threads-per-worker", "0"), "greater than or equal to 1"),
-        (("--strategy", "sync", "--sync-period", "4"), "none of sync has this setting"),
+        (("--strategy", "sync", "--sync-period", "4"), "--sync-period: none of sync has this setting"),
         (("--batch", "4", "--batch-mode", "global", "--workers", "8"), "8 workers have less than a sample each"),
     ],
 )
