@@ -49,7 +49,8 @@ def started_gaspi(
     except (TimeoutError, SamovarError) as error:
         raise RankFailed(
             f"rank {rank}: GPI-2 does not connect the ranks at ports {port} to {port + NUM_PORTS - 1}: "
-            f"{error or 'not in time'}; do hosts reach each other there?"
+            f"{error or 'not in time'}; do hosts reach each other there, and does no "
+            "other program have them?"
         ) from error
     return library
 

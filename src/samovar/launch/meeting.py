@@ -206,8 +206,9 @@ class _Host0:
     def _absent(self, hellos: Mapping[int, HostHello]) -> str:
         within = f"within {self._timeout_s:.1f} s"
         if self._place.num_hosts is None:
-            came = sum(hello.workers for hello in hellos.values())
-            return f"{self._who}: {came} of {self._place.num_ranks} ranks came {within}; see the logs of the others"
+            came, names = sum(hello.workers for hello in hellos.values()), [hello.name for hello in hellos.values()]
+            came_of = f"{came} of {self._place.num_ranks} ranks came {within}, on {', '.join(names)}"
+            return f"{self._who}: {came_of}; see the logs of the others"
         absent = [str(number) for number in range(self._place.num_hosts) if number not in hellos]
         one = len(absent) == 1
         return (

@@ -154,6 +154,9 @@ def test_who_does_not_come_is_told_to_all() -> None:
     for kind, error in errors(found):
         assert kind is DeadlineExceeded
         assert re.search(r"host 0 \(host0\): hosts 1, 3 did not come to 127.0.0.1:\d+ within 1.0 s", error), error
+    found = met(places(2, num_hosts=None, num_ranks=4), hellos(1, 2), 1.0)
+    for _, error in errors(found):
+        assert error == "host 0 (host0): 3 of 4 ranks came within 1.0 s, on host0, host1; see the logs of the others"
     (alone,) = errors(met(places(2)[1:], hellos(1, 1)[1:], 0.5))
     assert re.search(r"host 0 at 127.0.0.1:\d+ cannot be reached within 0.5 s \(connection refused\); was", alone[1])
 
