@@ -2,19 +2,19 @@
 
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from samovar.api.center import SharedCenter
-from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
-from samovar.api.process_group import Announcer, ProcessGroup
+from samovar.api.exchanges import Apply, GradientExchange, Replicated, WeightExchange
+from samovar.api.process_group import ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import PlannedCollectives, float32_region
 from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
-from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import first_not_finite, layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers
@@ -30,30 +30,20 @@ class CenterExchange(WeightExchange):
     Memory: 1N floats for the weights, and the strategy's own.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        optimizers: Optimizers,
-        step_group: ProcessGroup,
-        config: StrategyConfig,
-        announcer: Announcer,
-        shared: SharedCenter,
-        closing: ExitStack,
-    ) -> None:
-        _require_float32(parameters, config)
-        seat = shared.strategy_seat()
-        super().__init__(parameters, step_group.collectives, config, announcer, closing, shared.deadline, seat)
+    def __init__(self, own: Replicated, step_group: ProcessGroup, shared: SharedCenter) -> None:
+        _require_float32(own.parameters, own.config)
+        super().__init__(own, step_group.collectives, shared.deadline, shared.strategy_seat())
         assert isinstance(self._strategy, CenterSteps), self._strategy
         shared.strategy = self._strategy
-        self._optimizers, self._shared = optimizers, shared
-        closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
+        self._optimizers, self._shared = own.optimizers, shared
+        own.closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
         shared.filled()
         with torch.no_grad():
             if shared.joins:
                 self._strategy.adopt_center()
             self._strategy.begin_step(0)
             self._weights.scatter()
-        _require_finite_center(parameters, shared)
+        _require_finite_center(own.parameters, shared)
 
     def step(self, step: int, apply: Apply) -> None:
         super().step(step, apply)
@@ -87,23 +77,14 @@ class HybridExchange(GradientExchange):
     Memory: 1N floats for gradients and 1N for weights, and the strategy's own.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        optimizers: Optimizers,
-        step_group: ProcessGroup,
-        config: StrategyConfig,
-        announcer: Announcer,
-        shared: SharedCenter,
-        closing: ExitStack,
-    ) -> None:
+    def __init__(self, own: Replicated, step_group: ProcessGroup, shared: SharedCenter) -> None:
         group = step_group.collectives
-        layout = layout_of(parameters)
+        layout, config = layout_of(own.parameters), own.config
         region = float32_region(group, "weights", layout.num_elements)
-        self._weights = FlatWeights(parameters, layout, region.array)
-        closing.callback(self._weights.release)
+        self._weights = FlatWeights(own.parameters, layout, region.array)
+        own.closing.callback(self._weights.release)
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
-        super().__init__(parameters, optimizers, group, inside, announcer, closing)
+        super().__init__(replace(own, config=inside), group)
         assert isinstance(group, PlannedCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
@@ -113,11 +94,11 @@ class HybridExchange(GradientExchange):
         self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)
         shared.strategy = self._hybrid
         self._shared = shared
-        closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
+        own.closing.callback(weakref.finalize(self, shared.leave))  # which the interpreter's exit calls too
         shared.filled()
         if shared.joins:
             self._adopt()
-        _require_finite_center(parameters, shared)
+        _require_finite_center(own.parameters, shared)
 
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -57,6 +58,18 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
+Deadlines = Callable[[], Deadline] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """What a replica's exchanges work on; `closing` ends what they open."""
+
+    parameters: Parameters
+    optimizers: Optimizers
+    config: StrategyConfig
+    announcer: Announcer
+    closing: ExitStack
 
 
 def require_exchangeable(model: nn.Module, parameters: Parameters, config: StrategyConfig) -> None:
@@ -113,15 +126,8 @@ class GradientExchange(Exchange):
     Memory: 1N floats that all ranks reach, in place of the gradients that torch would hold.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        optimizers: Optimizers,
-        collectives: Collectives,
-        config: StrategyConfig,
-        announcer: Announcer,
-        closing: ExitStack,
-    ) -> None:
+    def __init__(self, own: Replicated, collectives: Collectives) -> None:
+        parameters, config, announcer = own.parameters, own.config, own.announcer
         names = matrix_names(parameters, config)
         apart = names if config.takes_factors else ()
         layout = gradient_layout(parameters, apart)
@@ -138,8 +144,8 @@ class GradientExchange(Exchange):
             factoring.add(bucket, region, scaled_product, scale)
         factors = Factors({name: parameters[name] for name in names}, factoring.by_name) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
-        closing.callback(self._gradients.release)
-        self._parameters, self._optimizers = parameters, optimizers
+        own.closing.callback(self._gradients.release)
+        self._parameters, self._optimizers = parameters, own.optimizers
         self._collectives, self._region = collectives, region
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
@@ -263,24 +269,21 @@ class WeightExchange(Exchange):
 
     def __init__(
         self,
-        parameters: Parameters,
+        own: Replicated,
         collectives: Collectives,
-        config: StrategyConfig,
-        announcer: Announcer,
-        closing: ExitStack,
-        deadline: Callable[[], Deadline] | None = None,
+        shared_deadline: Deadlines = None,
         center: CenterSeat | None = None,
     ) -> None:
-        layout = layout_of(parameters)
-        if center is not None and (device := device_of(parameters)) is not None:
+        layout = layout_of(own.parameters)
+        if center is not None and (device := device_of(own.parameters)) is not None:
             region = cast(Region, NearRegion(pinned(layout.num_elements, device)))  # no other rank reads it
         else:
             region = float32_region(collectives, "weights", layout.num_elements)
-        self._weights = FlatWeights(parameters, layout, region.array)
-        closing.callback(self._weights.release)
-        self._announcer = announcer
+        self._weights = FlatWeights(own.parameters, layout, region.array)
+        own.closing.callback(self._weights.release)
+        self._announcer = own.announcer
         buffers = Buffers(region, region.part(0, 0))
-        made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
+        made = (own.config, collectives, layout.buckets(), buffers, shared_deadline or own.announcer.deadline)
         told = TrialCallback(tell=partial(_tell, collectives.group.rank))
         self._strategy = build_strategy(*made, center, told)
         self._strategy.on_host = self._weights.in_buffer
@@ -340,20 +343,11 @@ class WeightExchange(Exchange):
             self._strategy.drain()
 
 
-def exchange_in_step(
-    parameters: Parameters,
-    optimizers: Optimizers,
-    collectives: Collectives,
-    config: StrategyConfig,
-    announcer: Announcer,
-    closing: ExitStack,
-) -> Exchange:
+def exchange_in_step(own: Replicated, collectives: Collectives) -> Exchange:
     """The exchange of ranks that train in step, without a center."""
-    if config.exchanges_weights:
-        return WeightExchange(parameters, collectives, config, announcer, closing)
-    if collectives.group.world_size == 1:
-        return Exchange()
-    return GradientExchange(parameters, optimizers, collectives, config, announcer, closing)
+    if own.config.exchanges_weights:
+        return WeightExchange(own, collectives)
+    return Exchange() if collectives.group.world_size == 1 else GradientExchange(own, collectives)
 
 
 def _tell(rank: int, sentence: str) -> None:

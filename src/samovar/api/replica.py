@@ -14,7 +14,7 @@ from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.checks import CallOrder, WeightChecks, name_unclaimed, require_agreement, with_momentum
-from samovar.api.exchanges import Exchange, exchange_in_step, require_exchangeable
+from samovar.api.exchanges import Exchange, Replicated, exchange_in_step, require_exchangeable
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted, warn
 from samovar.api.process_group import ProcessGroup, step_group_of
@@ -364,7 +364,9 @@ class Replica(Checkpoints, FigureCalls, Closing):
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         collectives = self._figures.traced(self._team.collectives_for(self.config, device_of(parameters)))
-        return exchange_in_step(parameters, self._optimizers, collectives, self.config, self._announcer, closing)
+        return exchange_in_step(
+            Replicated(parameters, self._optimizers, self.config, self._announcer, closing), collectives
+        )
 
     def _with_center(
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None, closing: ExitStack
@@ -375,7 +377,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(replace(config, group_size=self.config.group_size), self.num_workers)
-        made = (parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing)
+        made = (Replicated(parameters, self._optimizers, config, self._announcer, closing), self._step_group, shared)
         return HybridExchange(*made) if config.traits.in_groups else CenterExchange(*made)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
