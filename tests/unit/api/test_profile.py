@@ -35,7 +35,7 @@ def test_only_products_that_sync_makes_in_place_have_fresh_memory(
     )
     if name == "tied":
         net["linear"].weight = net["embedding"].weight
-    measured = profile.LoopProfile(net, dict(net.named_parameters()), tmp_path / "net.json", 1, ROWS)
+    measured = profile.LoopProfile(net, dict(net.named_parameters()), tmp_path / "net.json", 1, ROWS, is_adaptive=True)
     for _ in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=name == "bf16"):
             loss = LOSSES.get(name, LOSSES["apart"])(net, torch.arange(ROWS))
@@ -44,6 +44,8 @@ def test_only_products_that_sync_makes_in_place_have_fresh_memory(
         if name != "added to":
             net.zero_grad()
     measured.close()
-    fresh_s = {layer.name: layer.fresh_s for layer in load_profile(tmp_path / "net.json").layers}
+    written = load_profile(tmp_path / "net.json")
+    assert written.is_adaptive
+    fresh_s = {layer.name: layer.fresh_s for layer in written.layers}
     assert fresh_s.pop("linear", 0.0) == rows
     assert not any(fresh_s.values())
