@@ -63,7 +63,7 @@ Deadlines = Callable[[], Deadline] | None
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What a replica's exchanges work on; `closing` ends what they open."""
+    """A replica's own part in exchanges; `closing` ends what they open."""
 
     parameters: Parameters
     optimizers: Optimizers
