@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import ExitStack, suppress
 from ctypes.util import find_library
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +96,16 @@ def test_strategies_at_a_center_are_their_definitions(over: Library, tmp_path: P
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_verbs(world_size: int, over: Library, tmp_path: Path) -> None:
     assert len(run_ranks(over, "verbs", world_size, tmp_path)) == world_size
+
+
+@pytest.mark.slow
+def test_ports_of_another_job_of_gaspi_are_left_to_it(gaspi: Library, tmp_path: Path) -> None:
+    """By itself GPI-2 takes 19000 and those behind it on every host for its data."""
+    with ExitStack() as taken:
+        for port in (19_000, 19_001):
+            with suppress(OSError):  # another job has it already
+                taken.enter_context(socket.create_server(("", port)))
+        assert len(run_ranks(gaspi, "verbs", 2, tmp_path)) == 2
 
 
 @pytest.mark.slow

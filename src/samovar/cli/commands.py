@@ -115,9 +115,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     except Abort as error:
         raise KeyboardInterrupt from error
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # nobody reads the help any more
-            return 0
-        raise
+        code = 0 if isinstance(error.__context__, BrokenPipeError) else error.code  # 0: nobody reads the help any more
     except TyperException as error:
         # Without arguments the help was shown, and there is nothing to say.
         if message := " ".join(error.format_message().split()).rstrip("."):

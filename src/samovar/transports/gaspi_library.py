@@ -7,6 +7,7 @@ call that waits has a limit in milliseconds; TEST is none at all.
 import ctypes
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from functools import cache
 from typing import Any, Final
@@ -104,6 +105,8 @@ class GaspiLibrary:
         self._config.sn_port = port
         self._config.device.tcp_port = port + 2 * MOST_RANKS_A_HOST
         self.require("config_set", self._library["gaspi_config_set"](self._config))
+        with suppress(ValueError):  # GPI-2 1.6 sets all but the port for data, and has its settings here
+            _Config.in_dll(self._library, "glb_gaspi_cfg").device.tcp_port = self._config.device.tcp_port
         self.require("proc_init", self.call("proc_init", milliseconds(deadline)))
         self._states = world_size * c_int
         self.started = (rank, world_size)
