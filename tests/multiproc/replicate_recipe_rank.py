@@ -1,5 +1,6 @@
 """Rank program: replicas by a recipe."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,22 @@ def with_scheduler(process_group: ProcessGroup) -> str:
     optimizer = sgd(model)
     torch.optim.lr_scheduler.StepLR(optimizer, 10)
     return refused(lambda: Replica(model, optimizer, process_group, DILOCO, TIMEOUT_S, recipe=DILOCO.traits.recipe))
+
+
+def loaded_rates(process_group: ProcessGroup) -> Any:
+    """A state of the optimizer that comes past the replica, and one that the replica loads."""
+    model = perceptron()
+    optimizer = sgd(model)
+    state = optimizer.state_dict()
+    replica = Replica(model, optimizer, process_group, DILOCO, TIMEOUT_S, recipe=DILOCO.traits.recipe)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        replica.load_state_dict(replica.state_dict())
+        rates = [optimizer.param_groups[0]["lr"]]
+        quiet = len(caught)
+        optimizer.load_state_dict(state)
+    rates.append(optimizer.param_groups[0]["lr"])
+    return {"quiet": quiet, "texts": [str(one.message) for one in caught], "rates": rates}
 
 
 def odd_batch(process_group: ProcessGroup) -> str:
@@ -89,7 +106,10 @@ def adaptive(process_group: ProcessGroup) -> list[float]:
     return rates
 
 
-PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead, without_recipe, adaptive)
+PROGRAMS = (
+    *(averaging, with_scheduler, loaded_rates, odd_batch),
+    *(only_one_has_it, with_momentum_ahead, without_recipe, adaptive),
+)
 SCENARIOS = {function.__name__: function for function in PROGRAMS}
 
 if __name__ == "__main__":

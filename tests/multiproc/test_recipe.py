@@ -106,7 +106,13 @@ def test_replicate_divides_batches_and_scales_rates() -> None:
     for result in succeeded(ranks, "averaging"):
         assert result == {"sizes": [3, 3, 3], "rate": pytest.approx(0.1 / 7), "samples": 9}
     for result in succeeded(ranks, "with_scheduler"):
-        assert "make the scheduler after replicate" in result
+        assert "make the scheduler, and load that state, after replicate" in result
+    for result in succeeded(ranks, "loaded_rates"):
+        assert result["rates"] == pytest.approx([0.1 / 7, 0.1])
+        (text,) = result["texts"][result["quiet"] :]
+        assert result["quiet"] == 0
+        assert "SGD.load_state_dict() after replicate()" in text
+        assert "multiplied by 0.142857" in text
     for result in succeeded(ranks, "odd_batch"):
         assert "one of 7 samples has no equal parts for 2 ranks; give a multiple of 2" in result
     for result in succeeded(ranks, "only_one_has_it"):

@@ -239,8 +239,9 @@ class UnevenInputs:
         if differing := [rank for rank, digest in shown.items() if digest != shown[first]]:
             raise ReplicasDiffer(
                 f"rank {self.first_rank + self._group.rank}: the weights of ranks {differing} differ from those of "
-                f"rank {first}, and this strategy keeps them equal. Do ranks have other learning rates, clip gradients "
-                "of parameters in no optimizer, or change weights themselves? Start again from a checkpoint"
+                f"rank {first}, and this strategy keeps them equal. Do ranks have other learning rates or optimizer "
+                "states, clip gradients of parameters in no optimizer, or change weights themselves? Start again "
+                "from a checkpoint"
             )
 
 

@@ -1,6 +1,7 @@
 """The optimizers of one model. They step together, and only when the replica steps."""
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ class Optimizers:
     def __init__(self, given: Given) -> None:
         self.all = _checked(given)
         self.is_allowed = self.has_stepped = False
+        self._factor, self._is_loading = 1.0, False
         self._hooks: list[RemovableHandle] = []
         self._num_parameters = 0
         self._starts_empty = [not optimizer.state for optimizer in self.all]
@@ -43,6 +45,8 @@ class Optimizers:
         self._num_parameters = self._count()
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
+        for optimizer in self.all if self._factor != 1.0 else ():
+            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._name_rates))
         self._follow_layouts()  # the exchange has taken the weights by then
 
     @property
@@ -74,9 +78,10 @@ class Optimizers:
             return
         if any("initial_lr" in group for group in self.param_groups):
             raise InputError(
-                f"replicate: multiplies learning rates by {factor:g}, and a scheduler keeps the ones before; make the "
-                "scheduler after replicate"
+                f"replicate: multiplies learning rates by {factor:g}, and a scheduler, or the state of a run with one, "
+                "keeps the ones before; make the scheduler, and load that state, after replicate"
             )
+        self._factor = factor
         self.multiply_rates(factor)
 
     def multiply_rates(self, factor: float) -> None:
@@ -137,8 +142,10 @@ class Optimizers:
     def load_state_dict(self, state: Mapping[str, Any], kept: Sequence[str] = ()) -> None:
         """Load a state, except the settings `kept` of each group."""
         own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
+        self._is_loading = True
         for optimizer, saved in zip(self.all, state.get("optimizers", [state]), strict=True):
             optimizer.load_state_dict(dict(saved))
+        self._is_loading = False
         for group, settings in zip(self.param_groups, own, strict=True):
             group.update(settings)
         self._follow_layouts()
@@ -171,6 +178,15 @@ class Optimizers:
 
     def _count(self) -> int:
         return sum(len(group["params"]) for group in self.param_groups)
+
+    def _name_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._is_loading:
+            warnings.warn(
+                f"{type(optimizer).__name__}.load_state_dict() after replicate(): the rates of the state replace those "
+                f"that replicate multiplied by {self._factor:g}. If the state is of a run without that factor, "
+                "multiply lr and initial_lr of all groups by replica.rate_factor",
+                stacklevel=5,
+            )
 
     def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self.is_allowed:
