@@ -364,9 +364,8 @@ class Replica(Checkpoints, FigureCalls, Closing):
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         collectives = self._figures.traced(self._team.collectives_for(self.config, device_of(parameters)))
-        return exchange_in_step(
-            Replicated(parameters, self._optimizers, self.config, self._announcer, closing), collectives
-        )
+        own = Replicated(parameters, self._optimizers, self.config, self._announcer, closing)
+        return exchange_in_step(own, collectives)
 
     def _with_center(
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None, closing: ExitStack
