@@ -40,6 +40,7 @@ class Shown:
             "simulated": True,
             "net": profile.net,
             "parameters": profile.num_parameters,
+            "net_parameters": profile.net_parameters,
             "profile": profile.source,
             "cluster": question.cluster.title,
             "cluster_source": question.cluster.source,

@@ -72,7 +72,7 @@ def time_net(
 def _keep(timed: Timed, busy: float, kept: Kept, path: Path | None) -> None:
     """Keep the times for runs of this net, and write them into the file."""
     profile = replace(profile_of(timed), busy=busy)
-    kept.keep_profile(Subject(profile.net, profile.num_parameters, timed.threads, timed.precision), profile)
+    kept.keep_profile(Subject(profile.net, profile.net_parameters, timed.threads, timed.precision), profile)
     if path is not None:
         save_profile(profile, path)
 

@@ -97,7 +97,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     update_s = slower * _UPDATE_PASSES * profile.parameter_bytes / worker.memory_alone
     if profile.update_s is not None and is_timed:
         update_s = slower * profile.update_s
-    num_unlearned = sum(layer.num_unlearned for layer in profile.layers)
+    num_unlearned = profile.net_parameters - profile.num_parameters
     return Work(batch_size, tuple(segments), before_s, after_s, update_s, num_unlearned)
 
 

@@ -78,7 +78,8 @@ def read_foreseen(path: Path) -> ForeseenRuns:
         rows = tuple(from_plain(Prediction, {name: row[name] for name in names}) for row in answer["predictions"])
         if not rows:
             raise ValueError("it has no predictions")
-        return ForeseenRuns(str(answer["net"]), int(answer["parameters"]), str(answer["cluster"]), rows)
+        num_parameters = int(answer.get("net_parameters", answer["parameters"]))
+        return ForeseenRuns(str(answer["net"]), num_parameters, str(answer["cluster"]), rows)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a file of samovar predict --json") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

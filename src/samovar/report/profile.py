@@ -66,6 +66,11 @@ class Profile:
         return sum(layer.num_parameters for layer in self.layers)
 
     @property
+    def net_parameters(self) -> int:
+        """All that a run counts, learned or not."""
+        return self.num_parameters + sum(layer.num_unlearned for layer in self.layers)
+
+    @property
     def parameter_bytes(self) -> int:
         return BYTES_OF_A_FLOAT * self.num_parameters
 

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from samovar.cli import commands, predict
 from samovar.files.net_profile import net_profile
-from samovar.report.profile import LayerProfile, Profile, save_profile
+from samovar.report.comparison import read_foreseen
+from samovar.report.profile import LayerProfile, Profile, load_profile, save_profile
 
 
 @pytest.fixture
@@ -112,6 +114,18 @@ def test_pictures(net: str, tmp_path: Path) -> None:
     assert done.stdout.count("drawn: ") == 10
     assert "all workers share a batch of 32" in done.stdout
     assert "a small net learns digits, 2 workers (real gradients, simulated time)" in done.stdout
+
+
+def test_a_report_takes_a_prediction_of_a_net_that_does_not_learn_all_its_parameters(
+    net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run counts frozen layers, and BatchNorm's sums."""
+    profile = load_profile(Path(net))
+    frozen = LayerProfile("frozen", "", 0, 0, 0, 0.01, 0.0, num_unlearned=7)
+    save_profile(replace(profile, layers=(frozen, *profile.layers)), Path(net))
+    assert asked("--profile", net, "--workers", "2", "--strategy", "sync", "--json") == 0
+    (tmp_path / "answer.json").write_text(capsys.readouterr().out)
+    assert read_foreseen(tmp_path / "answer.json").num_parameters == 5_001_007
 
 
 def test_too_few_digits_are_refused_before_anything_is_simulated(

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from samovar.cli.time import _keep
 from samovar.core.machine import NOMINAL
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
 from samovar.predict.foresight import close_loop, foreseen_of
 from samovar.predict.kept import Kept, Ran, Subject
 from samovar.report.profile import LayerProfile, Profile, load_profile
+from samovar.report.records import LayerTime, Timed
 from samovar.report.result import Foreseen
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
@@ -64,6 +66,20 @@ def test_layers_that_were_timed_go_before_a_whole_run(tmp_path: Path) -> None:
     found = close_loop(tmp_path, ran())
     assert found is not None
     assert (found.profile, found.predicted_s < 0.1) == ("as given", True)
+
+
+def test_times_are_kept_for_runs_which_count_all_parameters(tmp_path: Path) -> None:
+    counts = {"norm": (0, 9), "ip": (20, 0)}
+    layers = tuple(
+        LayerTime(name=name, type="", forward_ms=1, backward_ms=1, num_parameters=learned, num_unlearned=others)
+        for name, (learned, others) in counts.items()
+    )
+    about = {"net_name": "n", "phase": "TRAIN", "batch_size": 8, "threads": 1, "iterations": 1, "initial_loss": None}
+    timed = Timed(**about, layers=layers, forward_ms=2, backward_ms=2, iteration_ms=(4.0,))  # type: ignore[arg-type]
+    _keep(timed, 0.0, Kept(tmp_path), None)
+    found = Kept(tmp_path).profile(Subject("n", 29, 1))
+    assert found is not None
+    assert found.num_parameters == 20
 
 
 @pytest.mark.parametrize(
