@@ -148,9 +148,8 @@ class _Host0:
             )
         hellos: dict[int, HostHello] = {0: self._own}
         links: dict[int, HostLink] = {}
-        keyless: set[str] = set()
-        named: set[str] = set()
-        with door(listener, key, lambda peer: keyless.add(peer.rpartition(":")[0])) as next_link:
+        keyless, named = set[str](), set[str]()
+        with door(listener, key, keyless) as next_link:
             if place.store is not None:
                 here = (place.address, address_of(listener)[1])
                 tell_place(place.address, place.port, place.store, here, self._timeout_s)

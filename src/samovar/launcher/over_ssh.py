@@ -149,7 +149,7 @@ def _end(started: _Started, address: tuple[str, int], key_file: Path | None) -> 
     try:
         with suppress(SamovarError):
             key = None if key_file is None else read_key(key_file)
-            with door(listen(*address), key) as next_link:
+            with door(listen(*address), key, set()) as next_link:
                 while any(process.poll() is None for _, process in started) and not deadline.passed():
                     if (came := next_link(Deadline.after(_LOOK_S))) is not None:
                         with closing(came[0]) as link, suppress(SamovarError):

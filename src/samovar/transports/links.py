@@ -154,20 +154,18 @@ _Taken = tuple[HostLink, dict[str, Any]] | None
 
 
 @contextmanager
-def door(
-    listening: socket.socket, key: Key | None, refuse: Callable[[str], None] = lambda _peer: None
-) -> Iterator[Callable[[Deadline], _Taken]]:
+def door(listening: socket.socket, key: Key | None, keyless: set[str]) -> Iterator[Callable[[Deadline], _Taken]]:
     """Takes in the connections that come to `listening`; closes it, and those that nobody took, at the end.
 
     A call with a deadline gives the next one and its first message; None if a stranger came, or nobody in time. With a
-    key strangers hold nobody up. `refuse` gets the name of a peer that shows another key, or one where none is.
+    key strangers hold nobody up. `keyless` gets the address of one that shows another key, or one where none is.
     """
     if key is None:
         with listening:
-            yield partial(_next_plain, listening, refuse)
+            yield partial(_next_plain, listening, keyless)
         return
     channels: queue.SimpleQueue[SecureChannel] = queue.SimpleQueue()
-    listener = Listener(listening, key, channels.put, refuse)
+    listener = Listener(listening, key, channels.put, keyless)
     try:
         yield partial(_next_sealed, channels)
     finally:
@@ -176,7 +174,7 @@ def door(
             channels.get().close()
 
 
-def _next_plain(listening: socket.socket, refuse: Callable[[str], None], deadline: Deadline) -> _Taken:
+def _next_plain(listening: socket.socket, keyless: set[str], deadline: Deadline) -> _Taken:
     listening.settimeout(deadline.timeout_s())
     try:
         connection, (host, port, *_) = listening.accept()
@@ -189,22 +187,22 @@ def _next_plain(listening: socket.socket, refuse: Callable[[str], None], deadlin
     except OSError:
         connection.close()
         return None
-    return _first_word(HostLink(channel, f"{host}:{port}", str(connection.getsockname()[0])), refuse)
+    return _first_word(HostLink(channel, f"{host}:{port}", str(connection.getsockname()[0])), keyless)
 
 
 def _next_sealed(channels: "queue.SimpleQueue[SecureChannel]", deadline: Deadline) -> _Taken:
     try:
-        return _first_word(sealed_link(channels.get(timeout=deadline.timeout_s())))
+        return _first_word(sealed_link(channels.get(timeout=deadline.timeout_s())), set())
     except queue.Empty:
         return None
 
 
-def _first_word(link: HostLink, refuse: Callable[[str], None] = lambda _peer: None) -> _Taken:
+def _first_word(link: HostLink, keyless: set[str]) -> _Taken:
     try:
         return link, link.receive(Deadline.after(_STRANGER_S))[0]  # its own limit: a look may be nearly over
     except SamovarError as error:
         if isinstance(error, NotOurs):
-            refuse(link.peer)
+            keyless.add(link.peer.rpartition(":")[0])
         link.close()
         return None
 

@@ -21,6 +21,7 @@ _HANDSHAKE_S = 5.0
 _HANDSHAKE_BYTES = 16_384
 _RECEIVE_BYTES = 4096
 _POLL_S = 0.5
+_Accept = Callable[[SecureChannel], None]
 
 
 def parse_address(text: str, lowest_port: int = 0) -> Address | None:
@@ -73,22 +74,16 @@ class Listener:
     """One thread that takes connections in at `listening`, until `close`; `accept` gets each that has shown the key.
 
     Before that a connection has 5 s, 16 KiB and one of 64 places; where all are taken, the oldest loses its own.
-    `accept` is called on the thread, and must not wait, as `refuse` with the name of a peer that shows no such key.
-    Owns the socket.
+    `accept` is called on the thread, and must not wait. `keyless` gets the address of one that shows no such key. Owns
+    the socket.
     """
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        key: Key,
-        accept: Callable[[SecureChannel], None],
-        refuse: Callable[[str], None] = lambda _peer: None,
-    ) -> None:
+    def __init__(self, listening: socket.socket, key: Key, accept: _Accept, keyless: set[str] | None = None) -> None:
         self.address = address_of(listening)
         self.num_refused = 0
         self._listening = listening
         self._key = key
-        self._accept, self._tell_refused = accept, refuse
+        self._accept, self._keyless = accept, keyless
         self._strangers: dict[_Stranger, None] = {}  # oldest first
         self._closing = threading.Event()
         self._waker, self._woken = socket.socketpair()
@@ -151,8 +146,8 @@ class Listener:
         except BlockingIOError:
             return
         except (OSError, RuntimeError) as error:  # it is not of us, or there are no descriptors or threads left
-            if isinstance(error, ssl.SSLError):
-                self._tell_refused(stranger.peer)
+            if isinstance(error, ssl.SSLError) and self._keyless is not None:
+                self._keyless.add(stranger.peer.rpartition(":")[0])
             with suppress(OSError):
                 stranger.connection.send(stranger.handshake.last_words())
             self._refuse(stranger)

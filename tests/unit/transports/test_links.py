@@ -27,7 +27,7 @@ def in_time() -> Deadline:
 def pair() -> Iterator[tuple[HostLink, HostLink]]:
     """Both ends of a connection without a key."""
     listener = listen()
-    with door(listener, None) as next_link:
+    with door(listener, None, set()) as next_link:
         near = link_to(address_of(listener), None, "host 1", in_time())
         near.send({"is": "hello"}, in_time())
         found = next_link(in_time())
@@ -53,7 +53,7 @@ def test_who_comes_at_the_end_of_a_look_has_time_to_speak() -> None:
     """Host 0 looks for half a second at a time, and a host takes some time from its connection to its first word."""
     found: list[object] = []
     listener = listen()
-    with door(listener, None) as next_link:
+    with door(listener, None, set()) as next_link:
         near = link_to(address_of(listener), None, "host 1", in_time())
         looking = threading.Thread(target=lambda: found.append(next_link(Deadline.after(0.0))))
         looking.start()
@@ -71,7 +71,7 @@ def test_strangers_that_say_nothing_keep_no_holder_of_the_key_out(key: Key) -> N
     """Each may take five seconds, and come again."""
     listener = listen()
     with ExitStack() as stack:
-        next_link = stack.enter_context(door(listener, key))
+        next_link = stack.enter_context(door(listener, key, set()))
         for _ in range(8):
             stack.enter_context(socket.create_connection(address_of(listener), TIMEOUT_S))
         near = link_to(address_of(listener), key, "host 1", in_time())
@@ -85,7 +85,7 @@ def test_strangers_that_say_nothing_keep_no_holder_of_the_key_out(key: Key) -> N
 
 def test_a_holder_of_the_key_that_nobody_takes_hears_so_at_the_end(key: Key) -> None:
     listener = listen()
-    with door(listener, key):
+    with door(listener, key, set()):
         near = link_to(address_of(listener), key, "host 1", in_time())
     with closing(near), pytest.raises(ConnectionLost):
         near.receive(in_time())
