@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -186,14 +186,12 @@ class _Host0:
         if hello.number in _present(hellos, links):
             # The others stay: this one may be of another run.
             number, there = hello.number, hellos[hello.number]
-            link.send(
-                refusal(
-                    f"host {number} ({hello.name}): {there.name} is host {number} of the run at {self._place.address}:"
-                    f"{self._place.port} already; give each host its own --node-rank, and each run its own "
-                    "--master-port"
-                ),
-                deadline,
+            why = (
+                f"host {number} ({hello.name}): {there.name} is host {number} of the run at {self._place.address}:"
+                f"{self._place.port} already; give each host its own --node-rank, and each run its own --master-port"
             )
+            with suppress(SamovarError):  # it is gone, and needs no answer
+                link.send(refusal(why), deadline)
             return
         hellos[hello.number], links[hello.number] = hello, link
 
@@ -219,10 +217,8 @@ class _Host0:
     def _refuse(self, links: Mapping[int, HostLink], error: SamovarError) -> None:
         """Tell the hosts that have come, and raise."""
         for link in links.values():
-            try:
+            with suppress(SamovarError):
                 link.send(refusal(str(error), type(error)), Deadline.after(_ANSWER_S))
-            except SamovarError:  # it is gone, and needs no answer
-                continue
         raise error
 
 

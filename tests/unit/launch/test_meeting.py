@@ -5,18 +5,22 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.launch import meeting
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.transports.keys import key_path, make_key
 from samovar.transports.links import link_to
+from samovar.transports.secure import ConnectionLost
 from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port
 
@@ -147,6 +151,18 @@ def test_a_second_host_of_one_number_goes_and_the_run_goes_on() -> None:
             thread.join()
     assert re.search(r"is host 1 of the run at 127.0.0.1:\d+ already; give each host its own", str(found[0]))
     assert len(closed(found[1:])) == 3
+
+
+def test_a_second_host_of_one_number_that_goes_before_its_answer_ends_nothing() -> None:
+    first, second = hellos(1, 1)
+    there, gone = Mock(is_gone=False), Mock(is_gone=False)
+    gone.send.side_effect = ConnectionLost("it is gone")
+    came, links = {0: first, 1: second}, dict[int, Any]({1: there})
+    with ExitStack() as closing:
+        host_0 = meeting._Host0(places(3)[0], first, TIMEOUT_S, pytest.fail)
+        host_0._take(gone, {"is": "hello", **asdict(second)}, came, links, closing)
+    gone.close.assert_called_once()
+    assert (came, links) == ({0: first, 1: second}, {1: there})
 
 
 def test_who_does_not_come_is_told_to_all() -> None:
