@@ -102,8 +102,8 @@ class ProcessGroup:
         if self._step_group.group.world_size != size:
             raise InputError(
                 f"replicate: a step of this strategy waits for {size} rank(s), and that of an earlier replica for "
-                f"{self._step_group.group.world_size}. A loop over data cannot do both; give all replicas of a script "
-                "strategies of one kind"
+                f"{self._step_group.group.world_size}. A process cannot do both, even if that replica is closed; give "
+                "all replicas of a script strategies of one kind, or run the script once for each"
             )
         return self._step_group
 
