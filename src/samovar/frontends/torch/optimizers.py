@@ -143,9 +143,11 @@ class Optimizers:
         """Load a state, except the settings `kept` of each group."""
         own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
         self._is_loading = True
-        for optimizer, saved in zip(self.all, state.get("optimizers", [state]), strict=True):
-            optimizer.load_state_dict(dict(saved))
-        self._is_loading = False
+        try:
+            for optimizer, saved in zip(self.all, state.get("optimizers", [state]), strict=True):
+                optimizer.load_state_dict(dict(saved))
+        finally:
+            self._is_loading = False
         for group, settings in zip(self.param_groups, own, strict=True):
             group.update(settings)
         self._follow_layouts()

@@ -83,3 +83,17 @@ def test_state_that_cannot_be_copied_is_named(value: Any) -> None:
     optimizer.state[next(iter(parameters.values()))]["history"] = value
     with pytest.raises(SamovarError, match=r"state 'history' is a .*. Give every rank the same number of batches"):
         memory.fingerprint()
+
+
+def test_a_state_that_does_not_load_leaves_the_warning_of_the_next_one() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours = Optimizers(optimizer)
+    ours.scale_rates(0.5)
+    ours.guard(model)
+    good, bad = optimizer.state_dict(), torch.optim.SGD(nn.Linear(2, 1, bias=False).parameters(), 0.1).state_dict()
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        ours.load_state_dict(bad)
+    with pytest.warns(UserWarning, match=r"SGD\.load_state_dict\(\) after replicate"):
+        optimizer.load_state_dict(good)
+    ours.release()
