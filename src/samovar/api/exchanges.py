@@ -58,7 +58,6 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
-Deadlines = Callable[[], Deadline] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +270,7 @@ class WeightExchange(Exchange):
         self,
         own: Replicated,
         collectives: Collectives,
-        shared_deadline: Deadlines = None,
+        shared_deadline: Callable[[], Deadline] | None = None,
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(own.parameters)

@@ -95,15 +95,14 @@ def _predict(
     workers, cluster, profile = question.workers, question.cluster, question.profile
     is_told = sys.stderr.isatty() and not (quiet or answer.as_json)
     tell = _tell if is_told else lambda *_: None
-    digits_for = load("samovar.predict.digits").digits_for if answer.learn else None
-    if digits_for is not None:
-        subjects_for(question, digits_for)  # raises before anything is simulated
+    # It raises before anything is simulated.
+    subjects = subjects_for(question, load("samovar.predict.digits").digits_for) if answer.learn else None
     found = predicted(question, tell)
     costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}
-    learned = [] if digits_for is None else taught(question, found, digits_for, tell)
+    learned = [] if subjects is None else taught(question, found, subjects, tell)
     bars = error_bars(question, Kept(state_folder()))
     shown = Shown(question, found, verdicts(found), costs, layers, periods, learned, bars)
     if answer.as_json:

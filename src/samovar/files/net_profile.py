@@ -16,7 +16,6 @@ from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.spec import Shape
 from samovar.report.records import LayerTime, Timed
-from samovar.solver.policy import PLAIN_TYPES
 
 _MEASURED_S, _MOST_PASSES = 1.0, 20
 
@@ -56,7 +55,7 @@ def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | 
         return load_net(path), None, 1, False
     solver = load_solver(path)
     passes = solver.iter_size
-    return load_source(solver.net), solver.max_iter * passes, passes, solver.type not in PLAIN_TYPES
+    return load_source(solver.net), solver.max_iter * passes, passes, solver.is_adaptive
 
 
 def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:

@@ -14,7 +14,6 @@ from samovar.frontends.caffe.spec import is_there
 from samovar.launcher.momentum import with_momentum
 from samovar.report.console import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, config_of, create_run_folder, run_folders_of
-from samovar.solver.policy import PLAIN_TYPES
 from samovar.strategies.box_terms import MEAN
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, resolved
@@ -43,9 +42,9 @@ class TrainingPlan:
 def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
     solver = load_solver(config.model)
-    sharing, is_adaptive = config.strategy, solver.type not in PLAIN_TYPES
+    sharing = config.strategy
     if config.used_recipe is not None:
-        sharing = by_recipe(sharing, config.workers, is_adaptive=is_adaptive)
+        sharing = by_recipe(sharing, config.workers, is_adaptive=solver.is_adaptive)
     sharing, _, _ = with_momentum(sharing, solver_config(solver), config.workers)
     sharing = _with_factors(replace(config, strategy=sharing), solver.iter_size)
     config = replace(config, strategy=resolved(sharing, config.workers))

@@ -198,7 +198,10 @@ class Taught:
 
 
 def subjects_for(question: Question, subject_of: Callable[[int, bool], Subject | None]) -> tuple[Subject, int, Subject]:
-    """That of one worker alone, and the most workers of the question that it has samples for. See `taught`."""
+    """One worker's; the most workers of the question that a subject has samples for, and theirs.
+
+    `subject_of(workers, shares_batch)` is None if it has too few. Raises InputError if it always is.
+    """
     alone = subject_of(1, True)
     fitting = [(number, subject_of(number, question.shares_batch)) for number in question.workers]
     subjects = [(number, subject) for number, subject in fitting if subject is not None]
@@ -210,14 +213,11 @@ def subjects_for(question: Question, subject_of: Callable[[int, bool], Subject |
 def taught(
     question: Question,
     found: Sequence[Prediction],
-    subject_of: Callable[[int, bool], Subject | None],
+    subjects: tuple[Subject, int, Subject],
     tell: Callable[[str, int], None] = lambda *_: None,
 ) -> list[Taught]:
-    """One worker alone, then each strategy with the most predicted workers that the subject has samples for.
-
-    `subject_of(workers, shares_batch)` is None if it has too few. Raises InputError if it always is.
-    """
-    alone, num_workers, subject = subjects_for(question, subject_of)
+    """One worker alone, then each strategy with the workers that `subjects_for` gave."""
+    alone, num_workers, subject = subjects
     work = question.work(1)
     learns = learned(Lesson(StrategyConfig(), question.cluster, work, 1), alone)
     rows = [Taught(ALONE, 1, work.alone_s(question.cluster), learns)]

@@ -25,7 +25,6 @@ from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, changes, load_solver, with_large_batch
 from samovar.report.wording import counted
-from samovar.solver.policy import PLAIN_TYPES
 from samovar.strategies.defaults import recipe_changes
 from samovar.training import build
 from samovar.training.context import RankContext
@@ -142,11 +141,10 @@ def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[C
     recipe = config.used_recipe
     if recipe is None or config.workers == 1:
         return caffe, ()
-    is_adaptive = caffe.type not in PLAIN_TYPES
-    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=is_adaptive)
+    factor = recipe.rate_factor(config.strategy, config.workers, is_adaptive=caffe.is_adaptive)
     changed = replace(caffe, base_lr=caffe.base_lr * factor)
     batch = f"a worker's batch {batch_size:,} -> {batch_size / config.workers:,.4g}"
-    settings = map(str, recipe_changes(config.strategy, config.workers, is_adaptive=is_adaptive))
+    settings = map(str, recipe_changes(config.strategy, config.workers, is_adaptive=caffe.is_adaptive))
     return changed, (batch, *settings, *changes(caffe, changed))
 
 

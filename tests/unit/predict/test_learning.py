@@ -9,7 +9,7 @@ from samovar.core.errors import InputError, NotFinite
 from samovar.predict.center import CenterServers
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, WorkerSpec
 from samovar.predict.digits import Digits, digits_for
-from samovar.predict.learning import ALONE, Learned, Lesson, learned, taught
+from samovar.predict.learning import ALONE, Learned, Lesson, learned, subjects_for, taught
 from samovar.predict.prediction import Question, fitting_settings, predicted
 from samovar.predict.work import Segment, Work
 from samovar.report.profile import LayerProfile, Profile
@@ -59,7 +59,7 @@ def test_other_strategies_learn(name: str) -> None:
 
 def test_owners_and_overlap_are_left_out_of_a_lesson() -> None:
     asked = replace(question(4), strategies=("sync",), settings={"overlap": "full", "owner": "root"})
-    assert [row.strategy for row in taught(asked, predicted(asked), lambda *_: SHORT)] == [ALONE, "sync"]
+    assert [row.strategy for row in taught(asked, predicted(asked), (SHORT, 4, SHORT))] == [ALONE, "sync"]
 
 
 def test_a_center_refuses_what_is_not_finite_and_keeps_its_momentum() -> None:
@@ -108,7 +108,7 @@ def test_an_adaptive_optimizer_has_the_settings_that_train_gives_it() -> None:
 def test_everything_is_taught_in_the_time_of_the_prediction() -> None:
     asked = question(1, 4, 512)
     found = predicted(replace(asked, workers=(1, 4)))
-    rows = taught(asked, found, lambda workers, _: None if workers > 4 else SHORT)
+    rows = taught(asked, found, subjects_for(asked, lambda workers, _: None if workers > 4 else SHORT))
     assert [(row.strategy, row.workers) for row in rows] == [(ALONE, 1), ("sync", 4), ("sync-easgd", 4)]
     assert rows[0].step_s == pytest.approx(1.5 * 0.3)  # half of its jitter, on average
     assert [row.step_s for row in rows[1:]] == [one.step_s for one in found if one.workers == 4]
@@ -121,7 +121,7 @@ def test_the_time_of_workers_of_different_pace_is_that_of_their_samples() -> Non
     slow = replace(CLUSTER, worker=WorkerSpec(slow_every=2, slow_factor=4.0))
     asked = replace(question(2), cluster=slow, strategies=("async-easgd",))
     found = predicted(asked)
-    row = taught(asked, found, lambda *_: SHORT)[1]
+    row = taught(asked, found, (SHORT, 2, SHORT))[1]
     assert 2 * 8 / row.step_s == pytest.approx(found[0].samples_per_s)
 
 
@@ -132,4 +132,4 @@ def test_too_many_workers_for_the_digits_are_refused() -> None:
     assert digits_for(65, True) is None
     assert digits_for(33, True) == Digits(33), "and all 30 epochs"
     with pytest.raises(InputError, match="add a smaller number to --workers"):
-        taught(question(128), [], digits_for)
+        subjects_for(question(128), digits_for)

@@ -12,7 +12,7 @@ from samovar.core.large_batch import LargeBatch
 from samovar.formats.caffe.text import TextMessage, TextPlace, field_names, read_text
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, check_solver, only_for_caffe, solver_warnings
 from samovar.frontends.caffe.spec import PHASES, Phase, find_named, is_there
-from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
+from samovar.solver.policy import PLAIN_TYPES, TYPES, PolicyConfig, SolverConfig
 
 _TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
@@ -177,6 +177,11 @@ class CaffeSolver:
     warnings: tuple[str, ...]
     only_for_caffe: tuple[str, ...]
     warm_up_steps: int = 0
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether steps are divided by the size of gradients, as Adam's are."""
+        return self.type not in PLAIN_TYPES
 
     def weights(self) -> tuple[Path, ...]:
         """The files of `named_weights`; InputError if one does not exist."""
