@@ -221,6 +221,33 @@ def test_a_memory_holder_goes_after_the_time_of_the_last_server(keeps: Sequence[
     assert psutil.wait_procs(found, WAIT_S)[1] == []
 
 
+def test_a_stopped_memory_holder_ends_with_its_server() -> None:
+    with serve(f"test-{uuid.uuid4().hex}") as server:
+        (holder,) = psutil.Process(server.pid).children()
+        holder.suspend()
+        end(server, signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_stopped_memory_holder_of_an_earlier_server_is_named() -> None:
+    box = f"test-{uuid.uuid4().hex}"
+    with serve(box) as server:
+        (holder,) = psutil.Process(server.pid).children()
+        create_buffer(parse_endpoint(box, None), "c", BufferShape(10), "test", Deadline.after(WAIT_S))
+        server.kill()
+        server.wait()
+    with serve(box) as server:
+        holder.suspend()
+        server.send_signal(signal.SIGTERM)
+        told, _ = server.communicate(timeout=WAIT_S)
+        assert server.returncode == 3
+        assert "the process that holds the box's memory: " in told.splitlines()[-1]
+        assert "is it stopped?; it ends when it continues" in told
+    assert "is it stopped?; let it continue, or end it" in run("serve", "--box", box, code=3)
+    holder.resume()
+    assert psutil.wait_procs([holder], WAIT_S)[1] == []
+
+
 @pytest.mark.slow
 def test_a_start_that_fails_keeps_what_a_killed_server_left() -> None:
     box = f"test-{uuid.uuid4().hex}"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.transports import unix_sockets
-from samovar.transports.unix_sockets import LocalMessage
+from samovar.transports.unix_sockets import ConnectionEnded, LocalMessage
 
 _ANSWER_S = 30.0  # a process that is just started answers when its interpreter is up
 _SEND_S = 10.0
@@ -123,15 +123,23 @@ class HeldMemory:
         return self._ask({"do": "get"})
 
     def end(self) -> None:
-        """End the process, and with it the memory."""
+        """End the process, and with it the memory. Raises SamovarError if that of an earlier server is stopped."""
+        deadline = Deadline.after(_ANSWER_S)
+        if self._process is not None:
+            self._process.kill()  # which ends a stopped one, too
+            self._process.wait(_ANSWER_S)
         try:
-            unix_sockets.send(self._connection, {"do": "end"}, Deadline.after(_ANSWER_S))
-        except SamovarError:  # it has ended already
+            unix_sockets.send(self._connection, {"do": "end"}, deadline)
+            while True:  # late answers: if they are not read, closing makes it miss the request
+                unix_sockets.receive(self._connection, deadline)
+        except ConnectionEnded:
             pass
+        except SamovarError as error:
+            raise SamovarError(
+                f"the process that holds the box's memory: {error}; it ends when it continues"
+            ) from error
         finally:
             self.close()
-        if self._process is not None:
-            self._process.wait(_ANSWER_S)
 
     def close(self) -> None:
         """Leave the process alone: it waits for the next server."""
@@ -150,7 +158,8 @@ class HeldMemory:
         except SamovarError as error:
             for descriptor in found.values():
                 os.close(descriptor)
-            raise SamovarError(f"the process that holds the box's memory: {error}; start the box again") from error
+            hint = "let it continue, or end it" if isinstance(error, DeadlineExceeded) else "start the box again"
+            raise SamovarError(f"the process that holds the box's memory: {error}; {hint}") from error
 
 
 def main() -> None:
