@@ -20,6 +20,7 @@ from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice
 from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.requirements import require_optional
 from samovar.launch.limits import require_room
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
@@ -91,6 +92,9 @@ def _predict(
 ) -> None:
     """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
     names = tuple(KINDS) if strategy == ALL else tuple(dict.fromkeys(strategy.split(",")))
+    for module, is_needed in {"sklearn": answer.learn, "matplotlib": answer.pictures is not None}.items():
+        if is_needed:  # said before minutes of work
+            require_optional(module)
     question = _question(net, on, names, settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
     is_told = sys.stderr.isatty() and not (quiet or answer.as_json)

@@ -19,6 +19,7 @@ _REQUIRED = {
 _OPTIONAL = {
     "greenlet": "'samovar[simulator]'",
     "matplotlib": "'samovar[simulator]'",
+    "sklearn": "'samovar[digits]'",
     "tensorboard": "'samovar[tensorboard]'",
     "wandb": "'samovar[wandb]'",
     "mlflow": "'samovar[mlflow]'",

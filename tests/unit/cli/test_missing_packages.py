@@ -75,6 +75,18 @@ def test_the_simulator_names_its_extra(tmp_path: Path) -> None:
     assert "module greenlet is not installed; run `pip install 'samovar[simulator]'`" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("module", "extra", "words"),
+    [("sklearn", "digits", ("--learn",)), ("matplotlib", "simulator", ("--pictures", "pictures"))],
+)
+def test_a_prediction_names_its_extra_before_it_looks_at_the_net(
+    module: str, extra: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = without(tmp_path, module, SAMOVAR, "predict", "--profile", "missing.toml", *words)
+    assert ended.returncode == 2
+    assert f"module {module} is not installed; run `pip install 'samovar[{extra}]'`" in ended.stderr
+
+
 def test_a_transport_names_its_extra(tmp_path: Path) -> None:
     script = (
         "import samovar, torch; net = torch.nn.Linear(1, 1); "
