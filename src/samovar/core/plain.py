@@ -42,8 +42,9 @@ def from_plain(kind: type[T], data: object) -> T:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     missing = sorted(name for name in set(fields) - set(data) if _is_required(fields[name]))
-    if unknown or missing:
-        raise ValueError(f"{kind.__name__} has unknown fields {unknown} and lacks {missing}")
+    wrong = {"lacks": missing, "has unknown fields:": unknown}
+    if found := [f"{what} {', '.join(map(str, names))}" for what, names in wrong.items() if names]:
+        raise ValueError(f"{kind.__name__} {' and '.join(found)}")
     return kind(**{name: _value(hints[name], item, f"{kind.__name__}.{name}") for name, item in data.items()})
 
 

@@ -131,8 +131,10 @@ def save_profile(profile: Profile, path: Path) -> None:
 def _checked(profile: Profile) -> Profile:
     if profile.format != FORMAT:
         raise ValueError(f"format is {profile.format!r}, not {FORMAT!r}")
-    if not 1 <= profile.batch_size <= _MOST or not profile.layers:
-        raise ValueError("it needs layers, and a batch_size of at least 1 that fits into 64 bits")
+    if not profile.layers:
+        raise ValueError("it has no layers")
+    if not 1 <= profile.batch_size <= _MOST:
+        raise ValueError("it needs a batch_size of at least 1 that fits into 64 bits")
     if not 0 <= (profile.update_s or 0.0) < 1e9:
         raise ValueError("update_s is below 0, or without end")
     for layer in profile.layers:

@@ -70,10 +70,11 @@ LAYER = (
     [
         ("[", "is not a profile"),
         ("[]", "not an object"),
-        ('{"net": "a", "batch_size": 1, "layers": []}', "needs layers"),
+        ('{"net": "a", "batch_size": 1, "layers": []}', "it has no layers"),
         ('{"net": "a", "batch_size": 1, "layers": [{"name": "x"}]}', "no layer has parameters"),
         ('{"net": "a", "batch_size": 1, "layers": [{"name": "x", "num_parameters": -1}]}', "'x' has a number below 0"),
-        ('{"net": "a", "batch_size": 1, "layers": [{"name": "x", "weights": 1}]}', "unknown fields"),
+        ('{"net": "a", "batch_size": 1, "layers": [{"name": "x", "weights": 1}]}', "has unknown fields: weights;"),
+        ('{"weights": 1}', "Profile lacks batch_size, layers, net and has unknown fields: weights;"),
         ('{"net": "a", "batch_size": 1, "layers": [], "format": "2"}', "format is '2'"),
         (LAYER % '"update_s": -1,', "update_s is below 0"),
         (LAYER % '"update_s": NaN,', "update_s is below 0, or without end"),

@@ -48,7 +48,7 @@ def test_a_loss_that_is_no_number_comes_back(loss: float) -> None:
         ({"step": True}, "Progress.step is True, not int"),
         ({"loss": "low"}, "Progress.loss is 'low', not float"),
         ({"loss": None}, "Progress.loss is None, not float"),
-        ({"extra": 1}, r"unknown fields \['extra'\] and lacks \[\]"),
+        ({"extra": 1}, "Progress has unknown fields: extra$"),
         ({"step": "x" * 1000}, r"'x{10,60}\.\.\., not int"),
     ],
 )
@@ -73,12 +73,12 @@ def test_nested_fields_are_checked(field: str, value: object, complaint: str) ->
 def test_the_result_inside_a_record_is_checked() -> None:
     data = to_json(FINISHED)
     del data["result"]["steps"]
-    with pytest.raises(ValueError, match=r"RunResult has unknown fields \[\] and lacks \['steps'\]"):
+    with pytest.raises(ValueError, match=r"RunResult lacks steps$"):
         from_json(data)
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(ValueError, match=r"lacks \['eta_s', 'learning_rate', 'loss'"):
+    with pytest.raises(ValueError, match="lacks eta_s, learning_rate, loss, "):
         from_json({"record": "progress", "step": 1})
 
 
