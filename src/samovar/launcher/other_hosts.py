@@ -135,10 +135,8 @@ class Host0(_Launcher):
         self.kill_signal = 0
         self.kept: ServedMemory | None = None  # the center of the run
         self.states: dict[int, RankState] = {}
-        self._ends: list[RankEnd] = []
-        self._over: set[int] = set()
-        self._ready: set[int] = set()
-        self._lost: dict[int, str] = {}
+        self._ends, self._lost = list[RankEnd](), dict[int, str]()
+        self._over, self._ready = set[int](), set[int]()
         self._failure: SamovarError | None = None
         self._files: Sequence[Path] = ()
 
@@ -275,9 +273,14 @@ class Host0(_Launcher):
                 self.signalled()
 
     def _give(self, number: int, path: Path, offset: int) -> None:
-        with path.open("rb") as file:
-            file.seek(offset)
-            self._send(number, {"is": "part"}, file.read(MOST_BYTES))
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                content = file.read(MOST_BYTES)
+        except OSError as error:
+            why = f"cannot be sent to {self._name(number)}: {error.strerror}; leave it as it is, and retry"
+            raise InputError(f"{path}: {why}") from error
+        self._send(number, {"is": "part"}, content)
 
 
 class OtherHost(_Launcher):
@@ -289,8 +292,7 @@ class OtherHost(_Launcher):
         self._lost: str | None = None
         self._outcome: Mapping[str, Any] | None = None
         self._begin: Mapping[str, Any] | None = None
-        self._parts: list[bytes] = []
-        self._num_snapshots = 0
+        self._parts, self._num_snapshots = list[bytes](), 0
 
     def begun(self) -> tuple[dict[str, Any], dict[str, int]]:
         """Host 0's configuration, and the sizes of its files by name."""

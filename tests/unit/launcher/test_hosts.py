@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,9 @@ def test_a_signal_before_the_run_is_told_to_other_hosts_by_its_name() -> None:
     assert said.stdout == "ended by SIGTERM\n"
 
 
-def test_a_file_that_becomes_shorter_on_its_way_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
-    (path := tmp_path / "long.caffemodel").write_bytes(b"x" * 100)
+def changed_on_its_way(folder: Path, change: Callable[[Path], None], problem: str) -> tuple[str, str]:
+    """The errors of host 0 and of another one that fetches a file of it, which is changed meanwhile."""
+    (path := folder / "long.caffemodel").write_bytes(b"x" * 100)
     first, second = (host for host in met(places(2), hellos(1, 1)) if isinstance(host, Met))
     host_0, other, found = Host0(first, 20.0), OtherHost(second, 20.0), list[str]()
 
@@ -58,15 +61,29 @@ def test_a_file_that_becomes_shorter_on_its_way_ends_the_run_on_both_hosts(tmp_p
             host_0.begin({}, {"weights/0/long.caffemodel": path})
         except InputError as error:
             found.append(str(error))
+            host_0.tell_outcome(error)
 
     thread = threading.Thread(target=begin)
     thread.start()
     _config, files = other.begun()
-    os.truncate(path, 10)
-    with pytest.raises(InputError, match="copy became shorter while it was copied; leave it as it is") as raised:
-        other.fetch(0, files["weights/0/long.caffemodel"], tmp_path / "copy")
+    change(path)
+    with pytest.raises(InputError, match=problem) as raised:
+        other.fetch(0, files["weights/0/long.caffemodel"], folder / "copy")
     other.give_up(raised.value)
     thread.join()
     for host in (host_0, other):
         host.close()
-    assert found == [f"host 1 (host1): {raised.value}"]
+    (said,) = found
+    return said, str(raised.value)
+
+
+def test_a_file_that_becomes_shorter_on_its_way_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
+    problem = "copy became shorter while it was copied; leave it as it is"
+    host_0, other = changed_on_its_way(tmp_path, partial(os.truncate, length=10), problem)
+    assert host_0 == f"host 1 (host1): {other}"
+
+
+def test_a_file_that_disappears_on_its_way_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
+    problem = r"long.caffemodel: cannot be sent to host 1, .*: No such file or directory; leave it as it is"
+    host_0, other = changed_on_its_way(tmp_path, Path.unlink, problem)
+    assert host_0 == other
