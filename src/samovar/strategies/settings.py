@@ -97,16 +97,24 @@ ALWAYS_COMPRESSES = Setting(
 def _as_fast(chosen: Chosen, num_workers: int) -> float:
     """Center and workers pull at each other, so both go alpha G / (alpha G + beta) of the way that G groups step.
 
-    Workers that were made up to more than twice as fast would go too far from each other.
+    Workers that take several steps alone at a higher rate would go too far from each other, and so at 4 times the rate.
     """
-    num_groups = max(num_workers // (chosen["group_size"] or 1), 1)
+    if (chosen[SYNC_PERIOD_STEPS] or 1) > 1:
+        return 1.0
     rate, worker_rate = float(chosen["moving_rate"]), float(chosen["worker_rate"] or 0.0)
-    return BY_ROOT(chosen, num_groups) * min(1 + max(worker_rate, rate) / (rate * num_groups), 2.0)
+    return min(1 + max(worker_rate, rate) / (rate * _num_groups(chosen, num_workers)), 4.0)
 
 
-# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly. Adam
-# makes up for the pull, too; SGD learned better without.
-ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)}, adaptive_rate=_as_fast)
+def _num_groups(chosen: Chosen, num_workers: int) -> int:
+    return max(num_workers // (chosen["group_size"] or 1), 1)
+
+
+# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly.
+ELASTIC_RECIPE = Recipe(
+    settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)},
+    rate=_as_fast,
+    adaptive_rate=lambda chosen, num_workers: BY_ROOT(chosen, _num_groups(chosen, num_workers)),
+)
 
 
 def further(worker_rate: float | None, rate: float) -> np.float32:

@@ -14,6 +14,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import LocalSteps, residual_notes, residuals_fit, take_center
+from samovar.strategies.recipe import Rule, always
 from samovar.strategies.settings import (
     ALWAYS_COMPRESSES,
     COMPRESS_DIFFERENCES,
@@ -26,7 +27,7 @@ from samovar.strategies.settings import (
     further,
     pulls_too_far,
 )
-from samovar.strategies.traits import NONE, Chosen, Setting
+from samovar.strategies.traits import NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 from samovar.transports.base import Array, Region
 
 # What these leave out comes with the next exchange or two.
@@ -36,6 +37,11 @@ _PROMPT_CODECS = ("bf16", "int8", "int4")
 def _rate(_chosen: Chosen, world_size: int) -> float:
     """The center and the workers' mean then close nine tenths of their distance at an exchange."""
     return 0.9 / (world_size + 1)
+
+
+def _each_step(rule: Rule, for_longer: Rule) -> Rule:
+    """`rule` if workers exchange in each step, which a recipe has them do, unless a longer period is given."""
+    return lambda chosen, world_size: (for_longer if (chosen[SYNC_PERIOD_STEPS] or 1) > 1 else rule)(chosen, world_size)
 
 
 VARIANT = Setting(
@@ -64,7 +70,17 @@ VARIANT = Setting(
         COMPRESS_DIFFERENCES.among(NONE, *_PROMPT_CODECS),
         ALWAYS_COMPRESSES,
     ),
-    recipe=ELASTIC_RECIPE,
+    # If alpha P + beta is 1, the workers' mean and the center meet in each exchange. More of beta holds workers together.
+    # For Adam, and for a longer period, this was not measured.
+    recipe=replace(
+        ELASTIC_RECIPE,
+        settings={
+            SYNC_PERIOD_STEPS: always(1),
+            MOVING_RATE.name: _each_step(lambda _, world_size: 0.3 / world_size, _rate),
+            WORKER_RATE.name: _each_step(always(0.7), always(0.5)),
+        },
+        if_adaptive={MOVING_RATE.name: _rate, WORKER_RATE.name: always(0.5)},
+    ),
     regroups=True,
     leaves_frozen_out=True,
 )

@@ -48,6 +48,7 @@ def test_a_given_setting_stays() -> None:
     given = resolved(by_recipe(StrategyConfig("sync-easgd", sync_period_steps=5), 4, is_adaptive=False), 4)
     assert given.sync_period_steps == 5
     assert [change.name for change in recipe_changes(given, 4, is_adaptive=False)] == ["worker_rate"]
+    assert given.worker_rate == 0.5
 
 
 @pytest.mark.parametrize(("rate", "momentum", "factor"), [(0.7, 0.9, 1 / 7), (1.0, 0.0, 1.0), (1.0, 0.5, 0.5)])
@@ -70,7 +71,8 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
         ("async-easgd", {"moving_rate": 0.25}, 2.0 * 1.5),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.75}, 2.0 * 1.75),
         ("sync-easgd", {"moving_rate": 0.25, "worker_rate": 0.1}, 2.0 * 1.25),  # which goes at least as far as alpha
-        ("async-easgd", {"moving_rate": 0.01}, 2.0 * 2.0),
+        ("async-easgd", {"moving_rate": 0.01}, 2.0 * 4.0),
+        ("async-easgd", {"moving_rate": 0.25, "sync_period_steps": 2}, 2.0),
         ("hybrid-easgd", {"moving_rate": 0.5, "group_size": 2}, 2.0**0.5 * 1.5),
     ],
 )
@@ -81,6 +83,25 @@ def test_adam_steps_farther_on_a_part_of_the_batch_and_against_the_pull(
     recipe = chosen.traits.recipe
     assert recipe is not None
     assert recipe.rate_factor(chosen, 4, is_adaptive=True) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 16])
+@pytest.mark.parametrize(
+    "name", ["sync-easgd", "async-easgd", "hogwild-easgd", "round-robin-easgd", "shm-easgd", "hybrid-easgd"]
+)
+def test_an_elastic_center_moves_as_far_as_one_worker(name: str, num_workers: int) -> None:
+    """With steps of length f, workers whose mean is q ahead of the center come to (q + f)(1 - alpha G - beta)."""
+    config = StrategyConfig(name).but({"group_size": 2} if name == "hybrid-easgd" else {})
+    chosen = resolved(by_recipe(config, num_workers, is_adaptive=False), num_workers)
+    recipe, num_groups = chosen.traits.recipe, num_workers // (chosen["group_size"] or 1)
+    assert recipe is not None
+    factor = recipe.rate_factor(chosen, num_workers, is_adaptive=False)
+    together = chosen.moving_rate * num_groups
+    ahead = moved = 0.0
+    for _ in range(100):
+        ahead += factor
+        moved, ahead = together * ahead, ahead * (1 - together - max(chosen.worker_rate, chosen.moving_rate))
+    assert moved == pytest.approx(1.0)
 
 
 def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pytest.MonkeyPatch) -> None:
