@@ -141,8 +141,15 @@ def _default(kind: Any, setting: Any) -> str:
     recipe = kind.traits.recipe
     if recipe is None or setting.name not in recipe.settings:
         return str(setting.default_words)
-    value = recipe.settings[setting.name](StrategyConfig(kind.traits.name), _FEW_WORKERS)
-    return f"{setting.default_words}; {'on' if value is True else f'{value:g}'} by its recipe"
+    return f"{setting.default_words}; {_of_recipe(recipe.settings[setting.name], kind.traits.name)} by its recipe"
+
+
+def _of_recipe(rule: Any, name: str) -> str:
+    """The value for any number of workers, or what is divided by that number."""
+    few, more = (rule(StrategyConfig(name), _FEW_WORKERS * times) for times in (1, 2))
+    if few is True:
+        return "on"
+    return f"{few:g}" if few == more else f"{few * _FEW_WORKERS:g} / workers"
 
 
 def _values(setting: Any) -> str:
