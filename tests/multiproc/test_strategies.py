@@ -151,6 +151,7 @@ def test_a_frozen_layer_keeps_its_bits(digits: Path, tmp_path: Path) -> None:
     def convolution(workers: int, *flags: object) -> bytes:
         succeed(*arguments_of(solver, *flags, "--out", f"{workers}", workers=workers), folder=tmp_path)
         snapshot = read_snapshot(tmp_path / f"{workers}" / "snapshots" / "step_00000004")
+        assert result_of(tmp_path / f"{workers}")["net_unlearned"] == snapshot.parts["weights"]["conv1/0"].size
         return np.asarray(snapshot.parts["weights"]["conv1/0"]).tobytes()
 
     assert convolution(3, "--strategy", "local-sgd", "--sync-period", 2) == convolution(1)

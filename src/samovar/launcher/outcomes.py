@@ -58,5 +58,6 @@ def with_foresight(config: RunConfig, result: RunResult, busy: float) -> RunResu
         result.bucket_sizes_bytes,
         config.calibration,
         busy,
+        result.net_unlearned,
     )
     return replace(result, foreseen=foreseen(ran))

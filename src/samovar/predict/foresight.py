@@ -87,6 +87,7 @@ def _lengths(segments: Sequence[Segment], sizes_bytes: Sequence[int]) -> tuple[i
 def _whole(ran: Ran) -> Profile:
     """One worker's step as one layer: its update, and what it waits for its data, are in it."""
     forward_s = _FORWARD_SHARE * ran.step_s
-    layer = LayerProfile("whole net", "", ran.subject.num_parameters, 0, 0, forward_s, ran.step_s - forward_s)
+    counts = (ran.subject.num_parameters - ran.num_unlearned, 0, 0, forward_s, ran.step_s - forward_s)
+    layer = LayerProfile("whole net", "", *counts, num_unlearned=ran.num_unlearned)
     batch_size, source = max(1, round(ran.batch_size)), "a run with one worker"
     return Profile(ran.subject.net, batch_size, (layer,), source, 0.0, busy=ran.busy)

@@ -63,7 +63,8 @@ class Ran:
 
     `batch_size` is that of one worker, 0 if it is not known. `collective` and `bucket_sizes_bytes` are those of the
     run, if known. `ranks_per_host` is the most on a host. `busy` is the share of this machine's cores that other
-    programs took meanwhile, None if it is not known.
+    programs took meanwhile, None if it is not known. `num_unlearned` of the subject's parameters are frozen, or
+    statistics.
     """
 
     subject: Subject
@@ -77,6 +78,7 @@ class Ran:
     bucket_sizes_bytes: tuple[int, ...] = ()
     calibration: CalibrationRecord = NOMINAL
     busy: float | None = None
+    num_unlearned: int = 0
 
 
 def is_quiet(busy: float | None) -> bool:

@@ -71,6 +71,7 @@ class Foreseen:
 class RunResult:
     """The figures of a finished run; None if the run has no such figure.
 
+    Training leaves `net_unlearned` of the parameters as they are, or as statistics of forward passes.
     `samples` counts all workers' samples, `seconds` the training loop without start-up. `bytes_sent_per_step` is the
     mean of one rank; if workers do not wait for each other, to the center alone. `replicas_equal` is None if ranks may
     differ. `stopped_by` names the signal that ended the run early. `precision` is that of convolutions and inner
@@ -130,6 +131,7 @@ class RunResult:
     refused_by_rank: tuple[int, ...] = ()
     recipe: str = "none"
     recipe_changes: tuple[str, ...] = ()
+    net_unlearned: int = 0
     foreseen: Foreseen | None = None
     run_folder: Path | None = None
 

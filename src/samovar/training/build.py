@@ -100,6 +100,12 @@ class Learner:
     def num_parameters(self) -> int:
         return sum(info.parameter.numel() for info in self.net.parameter_infos)
 
+    @property
+    def num_unlearned(self) -> int:
+        """Frozen ones, and statistics."""
+        infos = self.net.parameter_infos
+        return sum(info.parameter.numel() for info in infos if info.is_statistic or not info.lr_mult)
+
 
 def build_learner(
     config: RunConfig,

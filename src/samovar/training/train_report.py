@@ -206,6 +206,7 @@ def result_of(
     return RunResult(
         net=learner.net.name,
         net_parameters=learner.num_parameters,
+        net_unlearned=learner.num_unlearned,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
         transport=transport_of(config),

@@ -48,6 +48,17 @@ def test_several_workers_are_predicted_from_a_run_of_one(tmp_path: Path) -> None
     assert (bar.num_runs, bar.worst) == (1, pytest.approx(abs(found.predicted_s / 8e-3 - 1)))
 
 
+def test_frozen_parameters_of_a_run_of_one_are_not_exchanged(tmp_path: Path) -> None:
+    Kept(tmp_path).keep_machine(NOMINAL)
+    predicted = []
+    for num_unlearned in (0, 2_900_000):
+        close_loop(tmp_path, ran(1, step_s=7e-3, num_unlearned=num_unlearned))
+        found = close_loop(tmp_path, ran())
+        assert found is not None
+        predicted.append(found.predicted_s)
+    assert predicted[1] - 7e-3 < (predicted[0] - 7e-3) / 10
+
+
 def test_one_worker_whose_batch_is_not_known_predicts_nothing(tmp_path: Path) -> None:
     """A loop may get its batches from a shard only when it has several workers."""
     Kept(tmp_path).keep_machine(NOMINAL)
