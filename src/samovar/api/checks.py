@@ -5,7 +5,7 @@ import hashlib
 import json
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,6 +98,16 @@ def _first_moment(group: Mapping[str, Any]) -> float:
     """Adam's beta1 and similar settings; 0 if the group has none."""
     betas = group.get("betas") or (0.0,)
     return float(betas[0] or 0.0)
+
+
+def others_of(own: object, also: object) -> Sequence[Any]:
+    """The replicas in `also`. Raises InputError if they are not other replicas than `own`, each once."""
+    others = also if isinstance(also, list | tuple) else [also]
+    if others is not also or not all(isinstance(one, type(own)) for one in others):
+        raise InputError(f"backward: got also={also!r}; give a list of other replicas")
+    if len({id(one) for one in (own, *others)}) <= len(others):
+        raise InputError("backward: also has this replica itself, or one twice; give each other replica once")
+    return others
 
 
 class CallOrder:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.checks import CallOrder, WeightChecks, name_unclaimed, require_agreement, with_momentum
+from samovar.api.checks import CallOrder, WeightChecks, name_unclaimed, others_of, require_agreement, with_momentum
 from samovar.api.exchanges import Exchange, Replicated, exchange_in_step, require_exchangeable
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted, warn
@@ -121,7 +121,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         and DeadlineExceeded. Cost: one all-reduce of the gradients.
         """
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else None if inputs is None else tuple(inputs)
-        others = tuple(partial(other._backward, more) for other in also)
+        others = tuple(partial(other._backward, more) for other in others_of(self, also))
         self._backward(more, BackwardPass(loss, gradient, retain_graph, leaves, others))
 
     def _backward(self, more: bool, backward: BackwardPass) -> None:

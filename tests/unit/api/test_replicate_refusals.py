@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
 from samovar.strategies.config import StrategyConfig
@@ -161,3 +161,41 @@ def test_workers_that_step_together_do_not_take_batches_on_demand(team: ProcessG
     replica = Replica(model, sgd(model), team, StrategyConfig("local-sgd"), 5.0)
     with pytest.raises(InputError, match="shard: on_demand: with local-sgd all ranks take the same number of steps"):
         replica.shard(DataLoader(TensorDataset(torch.ones(4, 3))), on_demand=True)
+
+
+def test_other_replicas_of_a_pass_are_each_given_once(team: ProcessGroup) -> None:
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    first, second = (Replica(model, sgd(model), team, StrategyConfig(name="sync"), 5.0) for model in models)
+    x = torch.ones(1, 3)
+    for also, sentence in (
+        ([first], "this replica itself"),
+        ([second, second], "one twice"),
+        (second, "give a list of other replicas"),
+        ([3], r"got also=\[3\]; give a list"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            first.backward(sum(model(x).sum() for model in models), also=also)  # type: ignore[arg-type]
+    first.backward(sum(model(x).sum() for model in models), also=[second])
+    first.step()
+    second.step()
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+def test_no_other_optimizer_steps_with_the_parameters_of_a_replica(team: ProcessGroup, strategy: str) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    replica = Replica(model, sgd(model), team, StrategyConfig(name=strategy), 5.0)
+    of_both, x = torch.optim.Adam([*model.parameters(), *other.parameters()]), torch.ones(1, 3)
+    before = model.weight.detach().clone()
+    other(x).sum().backward()
+    of_both.step()  # nothing of the replica changes
+    model(x).sum().backward()
+    with pytest.raises(
+        SamovarError, match=r"Adam\.step\(\) was called outside .* another optimizer of these parameters"
+    ):
+        of_both.step()
+    assert torch.equal(model.weight, before)
+    replica.backward(model(x).sum())
+    replica.step(of_both.step)
+    replica.close()
+    model(x).sum().backward()
+    of_both.step()

@@ -2,12 +2,14 @@
 
 import math
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from samovar.core.errors import InputError, SamovarError
@@ -28,7 +30,7 @@ class Optimizers:
     """One optimizer, or several that update different parameters of a model.
 
     Once they are guarded, `optimizer.step()` raises SamovarError outside `allowed()`, because such a step would have no
-    exchange. Raises InputError if one of them cannot be used.
+    exchange. So does that of another optimizer of the same parameters. Raises InputError if one of them cannot be used.
     """
 
     def __init__(self, given: Given) -> None:
@@ -39,12 +41,15 @@ class Optimizers:
         self._num_parameters = 0
         self._starts_empty = [not optimizer.state for optimizer in self.all]
         self._frozen: list[nn.Parameter] = []
+        self._trained: set[int] = set()
 
     def guard(self, model: nn.Module) -> None:
         """From now on they step only with the replica, and the same parameters of the model train."""
         self._num_parameters = self._count()
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
+        self._trained = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
+        own = weakref.WeakMethod(self._require_allowed)  # torch keeps the hooks of all optimizers
+        self._hooks = [register_optimizer_step_pre_hook(lambda *step: (check := own()) and check(*step))]
         for optimizer in self.all if self._factor != 1.0 else ():
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._name_rates))
         self._follow_layouts()  # the exchange has taken the weights by then
@@ -191,12 +196,21 @@ class Optimizers:
             )
 
     def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        is_own = any(optimizer is one for one in self.all)
+        if not (is_own or self._changes(optimizer)):
+            return
         if not self.is_allowed:
+            hint = "call replica.step(), or replica.step(lambda: scaler.step(optimizer)) if something calls it for you"
             raise SamovarError(
                 f"{type(optimizer).__name__}.step() was called outside of replica.step(), and would have no exchange; "
-                "call replica.step(), or replica.step(lambda: scaler.step(optimizer)) if something calls it for you"
+                f"{hint if is_own else 'replicate() got another optimizer of these parameters: give it this one'}"
             )
-        self.has_stepped = True
+        self.has_stepped = self.has_stepped or is_own
+
+    def _changes(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer of the user's has gradients of parameters that train here."""
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        return any(id(p) in self._trained and p.grad is not None for p in every)
 
 
 def _checked(given: Given) -> tuple[torch.optim.Optimizer, ...]:
