@@ -36,15 +36,17 @@ def connect(
     Several boxes in a list hold one part of each buffer. No call takes longer than `timeout_s`; then it raises
     DeadlineExceeded.
 
-    Raises InputError if the arguments cannot be used or nobody serves the box on this host.
+    Raises InputError if the arguments cannot be used or nobody serves one of the boxes on this host.
     """
     if not (_is_number(timeout_s) and 0 < timeout_s <= _LONGEST_S):
         raise InputError(f"{_WHO}: timeout_s is {timeout_s!r}; give more than 0 and at most a day")
     named = ",".join(map(str, box)) if isinstance(box, list | tuple) else str(box)
     with _in_python():
-        connected = Box(parse_endpoints(named, None if key_file is None else Path(key_file)), timeout_s)
-        connected.names()
-    return connected
+        places = parse_endpoints(named, None if key_file is None else Path(key_file))
+        deadline = Deadline.after(timeout_s)
+        for place in places.boxes:
+            buffer_names(place, _WHO, deadline)
+    return Box(places, timeout_s)
 
 
 class Box:

@@ -148,8 +148,14 @@ def list_buffers(
 
 def _described(place: Endpoint) -> list[dict[str, Any]]:
     deadline = Deadline.after(_TIMEOUT_S)
-    names = buffer_names(place, _WHO, deadline)
-    return [describe(name, look_at(place, name, _WHO, deadline)) for name in names]
+    found = []
+    for name in buffer_names(place, _WHO, deadline):
+        try:
+            found.append(describe(name, look_at(place, name, _WHO, deadline)))
+        except InputError:
+            if name in buffer_names(place, _WHO, deadline):  # else it was dropped meanwhile
+                raise
+    return found
 
 
 def _show(described: Sequence[dict[str, Any]]) -> None:

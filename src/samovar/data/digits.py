@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samovar.core.errors import InputError
+from samovar.core.requirements import require_optional
 from samovar.data.databases import WrittenDatabase, write_images
 from samovar.data.order import permutation
 
@@ -77,12 +77,6 @@ def _test_counts(sizes: npt.NDArray[np.int64]) -> list[int]:
 
 def load() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All images (N, 8, 8) of values 0 to 16, and their labels. Raises InputError if scikit-learn is missing."""
-    try:
-        datasets: Any = importlib.import_module("sklearn.datasets")
-    except ImportError as error:
-        raise InputError(
-            "the digits come with scikit-learn, which is not installed: pip install 'samovar[digits]', or "
-            "convert MNIST instead."
-        ) from error
-    bundled = datasets.load_digits()
+    require_optional("sklearn")
+    bundled: Any = importlib.import_module("sklearn.datasets").load_digits()
     return bundled.images.astype(np.int64), bundled.target.astype(np.int64)

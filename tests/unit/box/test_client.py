@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import samovar
+from samovar.cli.box import _described
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box as ServedBox
 
@@ -179,6 +181,37 @@ def test_several_programs_make_one_buffer(box: samovar.box.Box) -> None:
 def test_no_box(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(samovar.InputError, match=message):
         samovar.box.connect(**arguments)
+
+
+def test_each_of_several_boxes_is_looked_for(served: list[ServedBox]) -> None:
+    far = f"{served[0].address.address[0]}:{served[0].address.address[1]}"
+    with pytest.raises(samovar.InputError, match="nobody serves box 'nobody-serves-this'"):
+        samovar.box.connect([far, "nobody-serves-this"], served[0].key_file)
+    with pytest.raises(samovar.DeadlineExceeded, match=r"127\.0\.0\.1:1 cannot be reached within"):
+        samovar.box.connect([far, "127.0.0.1:1"], served[0].key_file, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("place", ["local", "remote"])
+def test_a_list_leaves_out_what_is_dropped_meanwhile(served: list[ServedBox], place: str) -> None:
+    box, is_over = samovar.box.connect(served[1].name), threading.Event()
+
+    def make_and_drop() -> None:
+        for number in count():
+            box.buffer(f"passing-{number}", 1).close()
+            box.drop(f"passing-{number}")
+            if is_over.is_set():
+                return
+
+    box.buffer("stays", 1).close()
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(make_and_drop)
+        try:
+            for _ in range(100):
+                assert "stays" in [each["name"] for each in _described(served[1].places[place])]
+        finally:
+            is_over.set()
+        made.result()
+    box.drop("stays")
 
 
 def test_a_box_that_does_not_answer(tmp_path: Path) -> None:
