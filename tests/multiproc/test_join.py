@@ -255,8 +255,18 @@ def test_ranks_that_disagree_about_their_number(port: int) -> None:
 
 def test_hosts_with_different_numbers_of_ranks_say_so_and_wait_for_nobody(port: int) -> None:
     """As `samovar run -n gpu` on a host with one GPU, and on another with two: rank 1 never comes."""
-    variables = [variables_of(0, 2, port), variables_of(2, 4, port)]
-    sentence = r"world_size is 4 on rank 2 \(.*\) and 2 on rank 0 \(.*\); give every host the same number of ranks"
+    _differ([variables_of(0, 2, port), variables_of(2, 4, port)], "world_size is 4 on rank 2 (.*) and 2 on rank 0 (.*)")
+
+
+def test_hosts_with_different_numbers_of_ranks_say_so_if_both_have_a_rank(port: int) -> None:
+    """As `samovar run -n 2` on the first host and `-n 1` on the second: both have a rank 1."""
+    variables = [variables_of(0, 4, port), variables_of(1, 4, port), variables_of(1, 2, port)]
+    _differ(variables, "world_size is [24] on rank 1 (.*) and [24] on rank [01] (.*)")
+
+
+def _differ(variables: Sequence[dict[str, str]], sizes: str) -> None:
+    """All ranks end at once with this sentence, though their deadline is far."""
+    sentence = f"{sizes}; give every host the same number of ranks"
     with started_together(variables, 10_000) as ranks:
         for process in ranks:
             error = failed(process, 2)

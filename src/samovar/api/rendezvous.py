@@ -180,9 +180,10 @@ class Gathering:
     def _greet(self, own: RankHello) -> list[RankHello]:
         """Every rank's hello, in rank order."""
         if not self.rendezvous.claim(f"claim/{self.identity.rank}", self.deadline):
+            self._compare_size(own, {0, self.identity.rank})  # hosts that count ranks in two ways give some rank twice
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
         self.rendezvous.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
-        self._compare_size(own)
+        self._compare_size(own, {0})
         self._await("rank", {rank: rank for rank in range(own.world_size)})
         texts = [self.rendezvous.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
         hellos = [RankHello.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)]
@@ -190,15 +191,17 @@ class Gathering:
             self._require_equal(what, [getattr(hello, what) for hello in hellos])
         return hellos
 
-    def _compare_size(self, own: RankHello) -> None:
-        """Raise at once, and let all others do so, if rank 0 counts other ranks: some that are awaited never come."""
-        self._await("rank", {0: 0})
-        first = RankHello.from_json(self.rendezvous.value("rank/0", self.deadline), "rank 0")
-        if first.world_size != own.world_size:
-            sizes = f"{own.world_size} on rank {self.identity.rank} ({own.name}) and {first.world_size} on rank 0"
-            with suppress(SamovarError):  # rank 0 knows already
-                self.rendezvous.tell(_MISFIT, f"world_size is {sizes} ({first.name})", self.deadline)
-            raise self._misfit(f"world_size is {sizes} ({first.name})")
+    def _compare_size(self, own: RankHello, ranks: Iterable[int]) -> None:
+        """Raise at once, and let all others do so, if one of `ranks` counts other ranks: some never come."""
+        for rank in ranks:
+            self._await("rank", {rank: rank})
+            other = RankHello.from_json(self.rendezvous.value(f"rank/{rank}", self.deadline), f"rank {rank}")
+            if other.world_size != own.world_size:
+                here = f"{own.world_size} on rank {self.identity.rank} ({own.name})"
+                sizes = f"world_size is {here} and {other.world_size} on rank {rank} ({other.name})"
+                with suppress(SamovarError):  # rank 0 knows already
+                    self.rendezvous.tell(_MISFIT, sizes, self.deadline)
+                raise self._misfit(sizes)
 
     def _misfit(self, sizes: str) -> InputError:
         return InputError(
