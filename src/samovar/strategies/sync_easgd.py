@@ -70,8 +70,8 @@ VARIANT = Setting(
         COMPRESS_DIFFERENCES.among(NONE, *_PROMPT_CODECS),
         ALWAYS_COMPRESSES,
     ),
-    # If alpha P + beta is 1, the workers' mean and the center meet in each exchange. More of beta holds workers together.
-    # For Adam, and for a longer period, this was not measured.
+    # If alpha P + beta is 1, the workers' mean and the center meet in each exchange. More of beta holds workers
+    # together. For Adam, and for a longer period, this was not measured.
     recipe=replace(
         ELASTIC_RECIPE,
         settings={
