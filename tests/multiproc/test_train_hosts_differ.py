@@ -7,8 +7,9 @@ import pytest
 
 from samovar.transports.keys import make_key
 from tests.multihost.train_run import both, started
-from tests.multiproc.command import result_of, succeed
+from tests.multiproc.command import Command, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.ports import reserved_port
 
 
 @pytest.fixture
@@ -44,6 +45,18 @@ def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path,
     (_, first), (code, second) = both(tmp_path, *keys)
     assert re.search(r"host 1 did not come to .*; 127\.0\.0\.1 came without the same key; give all hosts", first)
     assert (code, "does not hold the same key" in second) == (2, True), second
+
+
+@pytest.mark.slow
+def test_doctor_warns_of_another_key_while_it_waits(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_key(tmp_path / f"{name}.pem")
+    with reserved_port() as port:
+        place = ("doctor", "--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
+        with Command(*place, "--node-rank", 0, "--key-file", tmp_path / "one.pem", folder=tmp_path) as first:
+            ended = run(*place, "--node-rank", 1, "--key-file", tmp_path / "two.pem", folder=tmp_path)
+            assert (ended.return_code, "does not hold the same key" in ended.error) == (2, True), ended
+            first.until(lambda: "127.0.0.1 came without the same key; give all" in first.errors, "the warning")
 
 
 def test_the_weights_that_a_solver_names_are_those_of_host_0(solver: Path, tmp_path: Path) -> None:

@@ -102,12 +102,10 @@ def _first_moment(group: Mapping[str, Any]) -> float:
 
 def others_of(own: object, also: object) -> Sequence[Any]:
     """The replicas in `also`. Raises InputError if they are not other replicas than `own`, each once."""
-    others = also if isinstance(also, list | tuple) else [also]
-    if others is not also or not all(isinstance(one, type(own)) for one in others):
-        raise InputError(f"backward: got also={also!r}; give a list of other replicas")
-    if len({id(one) for one in (own, *others)}) <= len(others):
-        raise InputError("backward: also has this replica itself, or one twice; give each other replica once")
-    return others
+    kind = type(own)
+    if not isinstance(also, list | tuple) or len({id(o) for o in (own, *also) if isinstance(o, kind)}) <= len(also):
+        raise InputError(f"backward: got also={also!r}; give a list of other replicas than this one, each once")
+    return also
 
 
 class CallOrder:

@@ -95,12 +95,7 @@ class Gathering:
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        choice: Choice,
-        timeout_s: float,
-        deadline: Deadline,
-        store: JobStore | None = None,
+        self, identity: Identity, choice: Choice, timeout_s: float, deadline: Deadline, store: JobStore | None = None
     ) -> None:
         self.identity, self.choice = identity, choice
         self.deadline = deadline

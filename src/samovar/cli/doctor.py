@@ -1,6 +1,8 @@
 """`samovar doctor`: what is here, what is wrong, how fast it is."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +51,7 @@ def doctor(
     record = calibrate(host) if host.memfd_error is None else None
     links: tuple[HostLinkFigures, ...] = ()
     if place is not None:
-        met, links = measure_hosts(place, DEFAULT_TIMEOUT_S)
+        met, links = measure_hosts(place, DEFAULT_TIMEOUT_S, partial(print, "samovar: warning:", file=sys.stderr))
         met.close()
     if record is not None and links:
         record = with_links(record, links)

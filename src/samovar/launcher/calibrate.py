@@ -9,7 +9,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -123,13 +123,15 @@ class HostLinkFigures:
     clock_ahead_s: float
 
 
-def measure_hosts(place: HostPlace, timeout_s: float) -> tuple[Met, tuple[HostLinkFigures, ...]]:
+def measure_hosts(
+    place: HostPlace, timeout_s: float, warn: Callable[[str], None]
+) -> tuple[Met, tuple[HostLinkFigures, ...]]:
     """Meet the other hosts, and measure; the figures are on host 0 alone. The caller closes what this returns.
 
     Raises InputError if hosts have other versions, DeadlineExceeded, RankFailed.
     """
     hello = HostHello(place.number, socket.gethostname(), 1, 1, 0, False, own_versions(), {}, "")
-    met = meet(place, hello, timeout_s)
+    met = meet(place, hello, timeout_s, warn)
     try:
         key = read_key(key_path(met.key))
         listening = met.listening[0].dup()
