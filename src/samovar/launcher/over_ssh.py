@@ -74,15 +74,13 @@ def started_over_ssh(
         raise InputError(f"--ssh {ssh!r}: names no program, or has a quote that does not end; give ssh and its flags")
     started: _Started = []
     with ExitStack() as stack:
-        listening = listen(address or _address_towards(others[0].name))
+        listening = listen(address or _address_towards([host.name for host in others]))
         place, port = address_of(listening)
         stack.callback(_end, started, (place, port), key_file)
         stack.enter_context(listening)  # closed first, if no meeting has closed it
         if address is not None and leads_here_alone(address, place):
-            raise InputError(
-                f"--master-addr {address}: leads to this host alone ({place}); give an address that others reach, or "
-                "leave it out"
-            )
+            hint = "give an address that others reach, or leave it out"
+            raise InputError(f"--master-addr {address}: leads to this host alone ({place}); {hint}")
         common = [*_kept(words), "--nodes", len(hosts), "--master-addr", place, "--master-port", port]
         common += [] if key_file is None else ["--key-file", key_file]
         for number, host in enumerate(others, 1):
@@ -134,10 +132,8 @@ def _watching(started: _Started, client: str) -> Callable[[], str | None]:
     def ended() -> str | None:
         for host, process in started:
             if (code := process.poll()) is not None:
-                return (
-                    f"the command on {host.name} ended with exit code {code} before the run began; see what it says, "
-                    f"and try: {client} {host.name} true"
-                )
+                ends = f"ended with exit code {code} before the run began; see what it says"
+                return f"the command on {host.name} {ends}, and try: {client} {host.name} true"
         return None
 
     return ended
@@ -163,11 +159,16 @@ def _end(started: _Started, address: tuple[str, int], key_file: Path | None) -> 
             process.wait()
 
 
-def _address_towards(name: str) -> str:
-    try:
-        return addresses_towards(name.rpartition("@")[2])[0]
-    except (OSError, UnicodeError) as error:
-        raise InputError(
-            f"--hosts: no way to {name} is known here ({error}); give --master-addr, an address of this host that the "
-            "others reach"
-        ) from error
+def _address_towards(names: Sequence[str]) -> str:
+    """The one from which this host reaches the others; the loopback only if all of them are here."""
+    here, unknown = "", ""
+    for name in names:
+        try:
+            here = addresses_towards(name.rpartition("@")[2])[0]
+        except (OSError, UnicodeError) as error:
+            unknown = unknown or f"no way to {name} is known here ({error})"
+        if here and not is_loopback(here):
+            return here
+    if unknown:
+        raise InputError(f"--hosts: {unknown}; give --master-addr, an address of this host that the others reach")
+    return here

@@ -12,6 +12,7 @@ from samovar.core.errors import InputError
 from samovar.launcher import over_ssh
 from samovar.launcher.over_ssh import NamedHost, read_hosts, started_over_ssh
 from samovar.transports.keys import make_key
+from samovar.transports.rendezvous import addresses_towards, is_loopback
 from tests.multiproc.command import Command
 from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.ports import reserved_port
@@ -47,6 +48,19 @@ def test_a_first_host_that_is_this_one_or_that_ssh_alone_knows() -> None:
     here = socket.gethostname()
     for name in (here, f"me@{here.partition('.')[0]}.cluster", "localhost", "127.0.1.1", "alias.invalid"):
         over_ssh._require_here(Path("hosts.txt"), name)
+
+
+def test_hosts_elsewhere_are_not_given_the_loopback() -> None:
+    try:
+        elsewhere = addresses_towards("192.0.2.1")[0]
+    except OSError:
+        pytest.skip("needs a route to other hosts")
+    assert not is_loopback(elsewhere)
+    assert is_loopback(over_ssh._address_towards(["localhost", "127.0.0.2"]))
+    for names in (["localhost", "me@192.0.2.1"], ["alias.invalid", "192.0.2.1", "localhost"]):
+        assert over_ssh._address_towards(names) == elsewhere
+    with pytest.raises(InputError, match=r"--hosts: no way to alias\.invalid is known here \(.*; give --master-addr"):
+        over_ssh._address_towards(["localhost", "alias.invalid"])
 
 
 def test_lines_of_the_file_of_hosts(tmp_path: Path) -> None:
