@@ -81,7 +81,10 @@ def _quoted(path: Path) -> str:
 
 
 def _train(folder: Path) -> str:
-    return f"samovar train --solver {_quoted(folder / 'solver.prototxt')} --workers 2"
+    solver, enter = folder / "solver.prototxt", ""
+    if Path("net.prototxt").exists():  # from here the solver would train this one, as in Caffe
+        solver, enter = Path("solver.prototxt"), f"cd {_quoted(folder)} && "
+    return f"{enter}samovar train --solver {_quoted(solver)} --workers 2"
 
 
 def _written(kind: Start, folder: Path, values: Mapping[str, object]) -> list[Path]:

@@ -39,6 +39,14 @@ def test_the_digits_by_default_and_the_commands_to_go_on_with(tmp_path: Path) ->
     assert "$" not in net + (folder / "solver.prototxt").read_text()
 
 
+def test_where_a_net_of_the_same_name_would_be_trained_the_command_enters_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.prototxt").write_text('name: "other"')
+    assert init("caffe", "a b")[-1] == "  cd 'a b' && samovar train --solver solver.prototxt --workers 2"
+
+
 def test_a_net_for_images_of_one_s_own(tmp_path: Path) -> None:
     train = database(tmp_path / "train", (3, 64, 48), [0, 1, 2] * 40)
     test = database(tmp_path / "test", (3, 64, 48), [2, 1] * 26)
