@@ -186,16 +186,15 @@ class CaffeNet(nn.Module):
     def share_parameters(self, other: "CaffeNet") -> None:
         """Use the parameters of `other`'s layers of the same names themselves; other layers keep their own.
         Raises InputError if a layer's parameters have other shapes there."""
-        sources = {layer.spec.name: layer.caffe_parameters() for layer in other.layers}
+        sources = {layer.spec.name: layer for layer in other.layers}
         for layer in self.layers:
-            parameters = sources.get(layer.spec.name)
-            if layer.attribute_names and parameters:
-                self._check_same(layer, parameters)
-                layer.use_parameters(parameters)
+            source = sources.get(layer.spec.name)
+            if source is not None and layer.attribute_names and source.attribute_names:
+                self._check_same(layer, source)
+                layer.use_parameters(source.caffe_parameters())
 
-    def _check_same(self, layer: Layer, parameters: list[nn.Parameter]) -> None:
-        ours = [tuple(p.shape) for p in layer.caffe_parameters()]
-        theirs = [tuple(p.shape) for p in parameters]
+    def _check_same(self, layer: Layer, source: Layer) -> None:
+        ours, theirs = layer.parameter_shapes, source.parameter_shapes
         if ours != theirs:
             raise InputError(
                 f"{self.path}: layer '{layer.spec.name}' has parameters {', '.join(map(text, ours))}, but "

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.weights import match_weights
+from tests.unit.frontends.caffe.conftest import BuildNet
 
 FILE = Path("w.caffemodel")
 
@@ -113,3 +115,24 @@ def test_a_layer_may_lack_the_arrays_that_it_shares_and_no_others(net_of: Callab
     for lacking in ({"b": [ones(3, 3)]}, {"b": [ones(3, 3), absent]}, {"d": [absent, ones(3)]}):
         with pytest.raises(InputError, match=r"layer '[bd]' has 1 arrays, but 2 in the net"):
             match_weights(net, weights | lacking, FILE)
+
+
+def test_permissive_sharing_with_a_layer_of_the_other_phase(net_of: BuildNet) -> None:
+    """As in Caffe: nets share a layer's array in the shape of that layer, though its owner is in one net alone."""
+    only_here = (
+        'layer { name: "o" type: "InnerProduct" bottom: "data" top: "o" include { phase: TRAIN } param { name: "w" }'
+    )
+    settings = "inner_product_param {{ num_output: {} bias_term: false weight_filler {{ type: 'uniform' }} }}"
+    text = (
+        f'{only_here} {settings.format(4)} }} layer {{ name: "z" type: "InnerProduct" bottom: "other" top: "y" '
+        f'param {{ name: "w" share_mode: PERMISSIVE }} {settings.format(6)} }}'
+    )
+    inputs = {"data": (2, 6), "other": (2, 4)}
+    net, test = (net_of(text, inputs, phase=phase) for phase in ("TRAIN", "TEST"))
+    test.share_parameters(net)
+    (w,) = (info.parameter for info in net.parameter_infos)
+    assert tuple(w.shape) == (4, 6)
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(
+        test({"data": torch.ones(2, 6), "other": x}).scalars["y"], x @ w.detach().reshape(6, 4).t()
+    )

@@ -100,9 +100,7 @@ class Layer(nn.Module):
         A statistic is not learned; forward updates it."""
         index = len(self.parameter_names)
         name, parameter = self._store.make(self.spec, index, shape, filling, is_statistic)
-        self._set_parameter(attribute, parameter)
-        if tuple(parameter.shape) != shape:
-            self.reshaped[attribute] = shape
+        self._set_parameter(attribute, parameter, shape)
         self.parameter_names.append(name)
         self.parameter_shapes.append(shape)
         self.attribute_names.append(attribute)
@@ -160,12 +158,15 @@ class Layer(nn.Module):
 
     def use_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take these instead of its own parameters, in Caffe's order."""
-        for attribute, parameter in zip(self.attribute_names, parameters, strict=True):
-            self._set_parameter(attribute, parameter)
+        for attribute, parameter, shape in zip(self.attribute_names, parameters, self.parameter_shapes, strict=True):
+            self._set_parameter(attribute, parameter, shape)
 
-    def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
+    def _set_parameter(self, attribute: str, parameter: nn.Parameter, shape: Shape) -> None:
         owner, _, name = attribute.rpartition(".")
         self.get_submodule(owner).register_parameter(name, parameter)
+        self.reshaped.pop(attribute, None)
+        if tuple(parameter.shape) != shape:
+            self.reshaped[attribute] = shape
 
 
 Words = npt.NDArray[np.uint32]

@@ -73,9 +73,9 @@ class UserLayer(Layer):
         kept = self.module.state_dict(keep_vars=True)
         return {f"module.{name}": value for name, value in kept.items() if type(value) is torch.Tensor}
 
-    def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
+    def _set_parameter(self, attribute: str, parameter: nn.Parameter, shape: Shape) -> None:
         for name in self._aliases[attribute]:
-            super()._set_parameter(name, parameter)
+            super()._set_parameter(name, parameter, shape)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tops = self.module(*bottoms)
