@@ -81,13 +81,29 @@ def test_metrics_tell_of_all_workers(recorded: Path) -> None:
 
 def test_a_record_gives_the_same_bits_again(solver: Path, recorded: Path, tmp_path: Path) -> None:
     flags = ("--strategy", "shm-easgd", "--sync-period", 2, "--replay", recorded)
-    succeed(*arguments_of(solver, *flags, "--out", "out"), folder=tmp_path)
+    ended = succeed(*arguments_of(solver, *flags, "--out", "out"), folder=tmp_path)
+    assert "--replay" not in ended.errors
     mine, theirs = result_of(tmp_path / "out"), result_of(recorded)
     for field in ("weights_sha256", "test_loss", "test_accuracy", "samples"):
         assert mine[field] == theirs[field], field
     for worker, other in zip(mine["by_worker"], theirs["by_worker"], strict=True):
         for field in ("steps", "samples", "loss", "updates", "staleness"):
             assert worker[field] == other[field], field
+
+
+def test_a_repetition_with_a_solver_that_was_edited_says_that_its_weights_are_others(
+    solver: Path, recorded: Path, tmp_path: Path
+) -> None:
+    """The files of solver and net are no settings, and are not compared before."""
+    text = solver.read_text()
+    flags = ("--strategy", "shm-easgd", "--sync-period", 2, "--replay", recorded)
+    try:
+        solver.write_text(text.replace("base_lr: 0.01", "base_lr: 0.02"))
+        ended = succeed(*arguments_of(solver, *flags, "--out", "out"), folder=tmp_path)
+    finally:
+        solver.write_text(text)
+    theirs, own = (result_of(folder)["weights_sha256"][:8] for folder in (recorded, tmp_path / "out"))
+    assert f"--replay: weights {own}… are not those in {recorded}/result.json ({theirs}…)" in ended.errors
 
 
 def test_a_record_of_workers_that_look_ahead_has_their_reads_of_the_velocity(solver: Path, tmp_path: Path) -> None:

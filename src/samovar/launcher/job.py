@@ -26,7 +26,7 @@ from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
-from samovar.report.result import RunResult, with_figures_of, write_result
+from samovar.report.result import RunResult, unlike, with_figures_of, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
 from samovar.strategies.traits import AUTO
@@ -237,6 +237,9 @@ class _RunningJob:
         if result.foreseen is not None:
             self._display.show(Notice(level="info", text=str(result.foreseen)))
         write_result(self._folder.result, result)
+        replay = self._config.replay
+        if replay is not None and (sentence := unlike(RunFolder(replay).result, result)):
+            self._display.show(Notice(level="warning", text=sentence))
         self._display.show(Finished(result=result))
         return replace(result, run_folder=self._folder.path)
 

@@ -160,6 +160,18 @@ def with_figures_of(before: Path, result: RunResult) -> RunResult:
     return replace(trained, stopped_by=result.stopped_by, **tested)
 
 
+def unlike(recorded: Path, result: RunResult) -> str:
+    """A sentence if `result`, which repeats a whole run, has other weights than the result at `recorded`."""
+    if result.stopped_by is not None or not recorded.exists():
+        return ""
+    try:
+        theirs, own = read_result(recorded).weights_sha256, result.weights_sha256
+    except InputError as error:
+        return f"--replay: weights were not compared: {error}"
+    why = "the solver, its net, the data or the machine is another one; repeat the run with its own"
+    return "" if theirs == own else f"--replay: weights {own[:8]}… are not those in {recorded} ({theirs[:8]}…): {why}"
+
+
 def read_result(path: Path) -> RunResult:
     """The result at `path`; raises InputError naming the file and the field that does not fit."""
     try:

@@ -151,7 +151,8 @@ class Turns:
                 continue
             if deadline.passed():
                 raise DeadlineExceeded(
-                    f"--replay: chunk {min(left)} did not come to its turn; see the other ranks' logs"
+                    f"--replay: chunk {min(left)} did not come to its turn; are solver, net and data the "
+                    "recorded ones? See the other ranks' logs"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
