@@ -21,7 +21,7 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch: Batch, _index: int) -> torch.Tensor:
         loss = F.cross_entropy(self.net(batch[0]), batch[1])
-        self.losses.append(float(self.trainer.strategy.reduce(loss.detach(), reduce_op="mean")))
+        self.losses.append(float(self.trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean")))
         return loss
 
     def validation_step(self, batch: Batch, _index: int) -> None:
