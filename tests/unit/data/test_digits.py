@@ -77,6 +77,6 @@ def test_labels_are_mixed_and_true(tmp_path: Path) -> None:
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(InputError, match=r"pip install 'samovar\[digits\]'"):
         write_digits(tmp_path)

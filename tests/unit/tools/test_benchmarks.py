@@ -123,7 +123,8 @@ def test_a_run_by_another_recipe_does_not_count_and_is_replaced(finished: Module
 
 
 def test_settings_are_those_that_the_recipe_and_the_defaults_give(finished: ModuleType) -> None:
-    assert finished.settings_of("async-easgd", 4) == {"sync_period_steps": 1, "moving_rate": 0.225, "worker_rate": 0.5}
+    by_recipe = {"sync_period_steps": 1, "moving_rate": 0.225, "worker_rate": 0.5, "rate_factor": 1 + 0.5 / 0.9}
+    assert finished.settings_of("async-easgd", 4) == by_recipe
     assert finished.settings_of("async-easgd", 4, with_recipe=False) == {"sync_period_steps": 8, "moving_rate": 0.225}
     assert finished.settings_of("diloco", 4)["rate_factor"] == pytest.approx(1 / 7)
 
