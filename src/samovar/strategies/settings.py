@@ -94,6 +94,11 @@ ALWAYS_COMPRESSES = Setting(
 )
 
 
+def num_pushers(chosen: Chosen, world_size: int) -> int:
+    """The number that change the center: workers, or groups of them."""
+    return max(1, world_size // (chosen["group_size"] or 1))
+
+
 def _as_fast(chosen: Chosen, num_workers: int) -> float:
     """Center and workers pull at each other, so both go alpha G / (alpha G + beta) of the way that G groups step.
 
@@ -102,18 +107,14 @@ def _as_fast(chosen: Chosen, num_workers: int) -> float:
     if (chosen[SYNC_PERIOD_STEPS] or 1) > 1:
         return 1.0
     rate, worker_rate = float(chosen["moving_rate"]), float(chosen["worker_rate"] or 0.0)
-    return min(1 + max(worker_rate, rate) / (rate * _num_groups(chosen, num_workers)), 4.0)
-
-
-def _num_groups(chosen: Chosen, num_workers: int) -> int:
-    return max(num_workers // (chosen["group_size"] or 1), 1)
+    return min(1 + max(worker_rate, rate) / (rate * num_pushers(chosen, num_workers)), 4.0)
 
 
 # A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly.
 ELASTIC_RECIPE = Recipe(
     settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)},
     rate=_as_fast,
-    adaptive_rate=lambda chosen, num_workers: BY_ROOT(chosen, _num_groups(chosen, num_workers)),
+    adaptive_rate=lambda chosen, num_workers: BY_ROOT(chosen, num_pushers(chosen, num_workers)),
 )
 
 

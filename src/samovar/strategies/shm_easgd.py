@@ -17,14 +17,9 @@ from samovar.strategies.settings import (
     WORKER_RATE,
     diverging_rate,
     further,
+    num_pushers,
     pulls_too_far,
 )
-from samovar.strategies.traits import Chosen
-
-
-def num_pushers(chosen: Chosen, world_size: int) -> int:
-    """The number that change the center: workers, or groups of them."""
-    return max(1, world_size // (chosen["group_size"] or 1))
 
 
 @strategy(
