@@ -104,7 +104,7 @@ class Learner:
     def num_unlearned(self) -> int:
         """Frozen ones, and statistics."""
         infos = self.net.parameter_infos
-        return sum(info.parameter.numel() for info in infos if info.is_statistic or not info.lr_mult)
+        return sum(info.parameter.numel() for info in infos if not info.parameter.requires_grad)
 
 
 def build_learner(
