@@ -31,6 +31,7 @@ from samovar.predict.prediction import Question, error_bars, least_periods, pred
 from samovar.predict.work import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
+from samovar.report.wording import counted
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings
 
@@ -217,4 +218,4 @@ def _checked(names: Sequence[str], collective: str, settings: Mapping[str, objec
 
 
 def _tell(strategy: str, num_workers: int) -> None:
-    typer.echo(f"\r\033[Ksimulating {strategy} with {num_workers} workers", nl=False, err=True)
+    typer.echo(f"\r\033[Ksimulating {strategy} with {counted(num_workers, 'worker')}", nl=False, err=True)

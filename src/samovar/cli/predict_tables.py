@@ -14,6 +14,7 @@ from samovar.predict.prediction import COMPUTATION, Question, Verdict
 from samovar.predict.work import LayerVolume
 from samovar.report.comparison import Prediction
 from samovar.report.tables import printer, show_facts, show_lines, show_table
+from samovar.report.wording import counted
 
 _MOST_COLUMNS = 12
 _BY_RECIPE = "by each strategy's recipe, as in samovar train"
@@ -67,8 +68,8 @@ def show_prediction(shown: Shown) -> None:
     show_table(console, "speed-up against one worker (simulated)", *_speed_ups(shown))
     show_lines(console, "")
     most = question.workers[-1]
-    last = [one for one in _in_order(shown) if one.workers == most]
-    show_table(console, f"a step with {most} workers (simulated)", *_steps(question, last))
+    last, together = [one for one in _in_order(shown) if one.workers == most], counted(most, "worker")
+    show_table(console, f"a step with {together} (simulated)", *_steps(question, last))
     show_lines(console, "")
     show_facts(console, "verdict", _verdict(shown, last))
     if shown.periods:
@@ -77,15 +78,16 @@ def show_prediction(shown: Shown) -> None:
         facts = [
             (name, f"an exchange every {steps} steps" if steps else "none up to 64 steps") for name, steps in periods
         ]
-        show_facts(console, f"shortest period with 90 % of ideal, {most} workers (simulated)", facts)
+        show_facts(console, f"shortest period with 90 % of ideal, {together} (simulated)", facts)
     if shown.learned:
         show_lines(console, "")
-        title = f"a small net learns digits, {shown.learned[-1].workers} workers (real gradients, simulated time)"
+        taught = counted(shown.learned[-1].workers, "worker")
+        title = f"a small net learns digits, {taught} (real gradients, simulated time)"
         show_table(console, title, *_learned(shown.learned))
     if shown.plans:
         show_lines(console, "")
         size = units.size(question.profile.parameter_bytes)
-        show_table(console, f"an all-reduce of {size} among {most} workers (simulated)", *_plans(shown.plans))
+        show_table(console, f"an all-reduce of {size} among {together} (simulated)", *_plans(shown.plans))
     if shown.layers:
         show_lines(console, "")
         show_table(console, "bytes of each layer in a step of all workers", *_layers(shown.layers))
@@ -136,7 +138,8 @@ def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
     best = shown.verdicts[0]
     row = next(one for one in shown.rows if (one.strategy, one.workers) == (best.strategy, best.best_workers))
     settings = ", ".join(filter(None, (row.settings, _cut(row), f"{row.plan} plan" if row.plan else "")))
-    facts = [("fastest", f"{best.strategy}, {best.best_workers} workers: {best.best_speed_up:.1f} times one worker")]
+    workers = counted(best.best_workers, "worker")
+    facts = [("fastest", f"{best.strategy}, {workers}: {best.best_speed_up:.1f} times one worker")]
     facts.append(("its settings", settings))
     cut = [one for one in last if one.num_buckets > 1 and one.strategy != best.strategy]
     facts += [(f"{one.strategy}'s", f"{one.settings}, {_cut(one)}, {one.plan} plan") for one in cut]
@@ -177,8 +180,8 @@ def _ending(verdict: Verdict, most: int) -> str:
     if verdict.ends_at is not None:
         return f"less than half of ideal from {verdict.ends_at} workers on: {verdict.limit}"
     if verdict.limit == COMPUTATION:
-        return f"no limit up to {most} workers"
-    return f"half of ideal or more up to {most} workers; it waits for {verdict.limit}"
+        return f"no limit up to {counted(most, 'worker')}"
+    return f"half of ideal or more up to {counted(most, 'worker')}; it waits for {verdict.limit}"
 
 
 def _plans(plans: Sequence[PlanCost]) -> tuple[Sequence[str], list[list[str]], list[bool]]:

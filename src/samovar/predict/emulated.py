@@ -9,6 +9,7 @@ from samovar.core.machine import CalibrationRecord, DescribedStep, Emulation, Li
 from samovar.predict.cluster import Cluster
 from samovar.predict.work import work_of
 from samovar.report.profile import Profile
+from samovar.report.wording import counted
 
 _BYTES_MOVED = 4  # a message is read and written twice: into a copy, and from there to its peer
 
@@ -32,8 +33,8 @@ def emulated(
     step = None if profile is None else _step(cluster, num_workers, profile)
     hosts = cluster.server_hosts(num_workers)
     emulation = Emulation(machine, hosts, cluster.server.memory, here.wake_up_s, step)
-    nodes = f"{num_nodes} node{'s' if num_nodes > 1 else ''}"
-    sentences = [f"emulated: {cluster.title}; {num_workers} workers on {nodes}"]
+    workers, nodes = counted(num_workers, "worker"), counted(num_nodes, "node")
+    sentences = [f"emulated: {cluster.title}; {workers} on {nodes}"]
     if num_nodes > 1:
         sentences.append(f"between nodes: {_described(machine.link)}; ports {cluster.network.ports}{_racks(cluster)}")
     if num_workers > 1 and cluster.node.workers > 1:
