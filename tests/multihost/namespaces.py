@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from samovar.core.clock import Deadline, polled
+
 INTERFACE = "eth0"
 # Ethernet, IPv4, TCP with time stamps: what every packet of an established connection has before its payload.
 HEADER_BYTES = 14 + 20 + 32
@@ -119,21 +121,11 @@ def two_hosts(rate: str | None = None, mtu: int = LARGEST_MTU) -> Iterator[tuple
         _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for host, other in (hosts, hosts[::-1]):
             _go_up(host)
-            hardware = json.loads(_ip("-n", other.name, "-j", "link", "show", "dev", INTERFACE))[0]["address"]
-            neighbour = (
-                "neighbour",
-                "replace",
-                other.address,
-                "lladdr",
-                hardware,
-                "dev",
-                INTERFACE,
-                "nud",
-                "permanent",
-            )
-            _ip("-n", host.name, *neighbour)
+            known = (other.address, "lladdr", _interface(other)["address"], "dev", INTERFACE, "nud", "permanent")
+            _ip("-n", host.name, "neighbour", "replace", *known)
             if rate is not None:
                 _limit(host.name, INTERFACE, rate)
+        _await_up(hosts)
         yield hosts[0], hosts[1]
 
 
@@ -171,6 +163,7 @@ def switched_hosts(count: int, mtu: int = LARGEST_MTU) -> Iterator[Network]:
             _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
             _ip("-n", network.switch, "link", "set", port, "master", "bridge", "up")
             _go_up(host)
+        _await_up(hosts)
         yield network
 
 
@@ -193,6 +186,18 @@ def _go_up(host: NamespaceHost) -> None:
     _ip("-n", host.name, "link", "set", "lo", "up")
     _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _ip("-n", host.name, "link", "set", INTERFACE, "up")
+
+
+def _await_up(hosts: Sequence[NamespaceHost]) -> None:
+    """The kernel may say only a second later that a cable is plugged in, and UCX takes no interface before."""
+    deadline = Deadline.after(10.0)
+    for host in hosts:
+        assert polled(lambda host=host: _interface(host)["operstate"] == "UP", deadline, 0.01), host  # type: ignore[misc]
+
+
+def _interface(host: NamespaceHost) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(_ip("-n", host.name, "-j", "link", "show", "dev", INTERFACE))[0]
+    return described
 
 
 def _limit(namespace: str, interface: str, rate: str) -> None:

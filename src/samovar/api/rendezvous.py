@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.core.host import available_cpus, boot_id
@@ -28,7 +28,8 @@ from samovar.transports.unix_sockets import ask_port, join_files, offer_files, o
 _LOOPBACK = "127.0.0.1"
 # A wait that takes longer than this looks whether the ranks of this host still live, and whether hosts fit.
 _LOOK_S, _GLANCE_S = 0.2, 0.001
-_MISFIT = "misfit"
+_MISFIT, _PRESENT = "misfit", "present"
+_LATE_S, _LEAVING_S = 1.0, 10.0  # so long rank 0 waits at least for ranks that come late, and at most for all
 # With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
@@ -174,6 +175,7 @@ class Gathering:
 
     def _greet(self, own: RankHello) -> list[RankHello]:
         """Every rank's hello, in rank order."""
+        self.rendezvous.count(_PRESENT, 1, self.deadline)
         if not self.rendezvous.claim(f"claim/{self.identity.rank}", self.deadline):
             self._compare_size(own, {0, self.identity.rank})  # hosts that count ranks in two ways give some rank twice
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
@@ -199,6 +201,12 @@ class Gathering:
                 raise self._misfit(sizes)
 
     def _misfit(self, sizes: str) -> InputError:
+        """The error. Rank 0, with which the store goes, first waits until all that came have it too."""
+        late, leaving = (Deadline(min(self.deadline.at_s, Deadline.after(s).at_s)) for s in (_LATE_S, _LEAVING_S))
+        with suppress(SamovarError):
+            self.rendezvous.count(_PRESENT, -1, leaving)
+            if self.identity.rank == 0 and not self.identity.agent_store:
+                polled(lambda: late.passed() and self.rendezvous.count(_PRESENT, 0, leaving) <= 0, leaving, _GLANCE_S)
         return InputError(
             f"{self.who}: {sizes}; give every host the same number of ranks, which auto and gpu may not do"
         )
