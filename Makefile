@@ -53,7 +53,7 @@ bench-collectives: $(GROUND) ; $(BIN)/python benchmarks/run.py collectives
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
-bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box && $(BIN)/python benchmarks/run.py two-hosts-overlap && $(BIN)/python benchmarks/run.py streaming && $(BIN)/python benchmarks/run.py streaming-loss
+bench-hosts: $(GROUND) ; for name in two-hosts two-hosts-gradients two-hosts-box two-hosts-overlap two-hosts-train two-hosts-scaling streaming streaming-loss; do $(BIN)/python benchmarks/run.py $$name || failed=1; done; test -z "$$failed"
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy foreseen; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 bench-learning: $(GROUND) ; for name in learning learning-time learning-torch learning-simulated learning-slow learning-200k learning-schedule learning-full; do $(BIN)/python benchmarks/run.py $$name --cifar10 $(CIFAR10) || failed=1; done; $(BIN)/python tools/pictures.py learning && test -z "$$failed"
 bench-predicted: $(GROUND) ; $(BIN)/python benchmarks/run.py predicted && $(BIN)/python benchmarks/run.py emulated
