@@ -64,19 +64,20 @@ class Box:
         """The buffer `name`. With `num_elements` it is made, with zeros, if the box has none of this name.
 
         `with_velocity`: a new buffer takes updates with momentum, and needs twice the memory. Raises InputError if
-        there is no such buffer, or it has another size.
+        there is no such buffer, or it has another size or no velocity.
         """
         with _in_python():
             if name not in self.names():
                 self._make(name, num_elements, with_velocity=with_velocity)
             made = BoxBuffer(self._places, name, view(self._places, name, _WHO, self._deadline()), self._timeout_s)
         if num_elements not in (None, made.num_elements):
-            made.close()
-            raise InputError(
-                f"{_WHO}: buffer {name!r} of {self._places} has {made.num_elements:,} elements, and num_elements is "
-                f"{num_elements!r}; take another name, or drop it first"
-            )
-        return made
+            unlike = f"{made.num_elements:,} elements, and num_elements is {num_elements!r}"
+        elif with_velocity and not made.has_velocity:
+            unlike = "no velocity, and with_velocity is True"
+        else:
+            return made
+        made.close()
+        raise InputError(f"{_WHO}: buffer {name!r} of {self._places} has {unlike}; take another name, or drop it first")
 
     def drop(self, name: str) -> None:
         """Delete a buffer. Programs that use it keep it until they end. Raises InputError if there is none."""
@@ -116,6 +117,7 @@ class BoxBuffer(Closing):
 
     def __init__(self, places: Endpoints, name: str, viewed: BoxView, timeout_s: float) -> None:
         self.name, self.num_elements = name, viewed.shape.num_elements
+        self.has_velocity = viewed.shape.with_velocity
         self.versions: Versions = np.zeros(0, np.int64)
         self._places, self._timeout_s = places, timeout_s
         self._view = viewed

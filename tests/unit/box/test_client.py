@@ -99,6 +99,10 @@ def test_a_buffer_that_was_made_again_with_another_size_is_left_alone(box: samov
 MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], object], str]] = {
     "no such buffer": (lambda box, _c: box.buffer("d"), "no buffer 'd'; there are: c. Give num_elements to make it"),
     "another size": (lambda box, _c: box.buffer("c", 4), "has 5 elements, and num_elements is 4"),
+    "no velocity": (
+        lambda box, _c: box.buffer("c", 5, with_velocity=True),
+        "has no velocity, and with_velocity is True; take another name, or drop it first",
+    ),
     "no size": (lambda box, _c: box.buffer("c", cast("Any", "4")), "has 5 elements, and num_elements is '4'"),
     "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
     "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
