@@ -25,11 +25,6 @@ MOVING_RATE = 0.25
 STEPS = 6
 
 
-def again(process_group: ProcessGroup) -> ProcessGroup:
-    """Another process group of the same ranks: one script has strategies of one kind alone."""
-    return ProcessGroup(process_group.collectives, RANK_TIMEOUT_S)
-
-
 def optimizer_of(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
@@ -41,7 +36,7 @@ def every_strategy(process_group: ProcessGroup) -> Any:
         model = perceptron()
         optimizer = optimizer_of(model, 0.9 if name == "async-measgd" else 0.0)
         size = {"group_size": 1} if name == "hybrid-easgd" else {}
-        replica = replicated(again(process_group), model, optimizer, name=name, sync_period_steps=2, **size)
+        replica = replicated(process_group, model, optimizer, name=name, sync_period_steps=2, **size)
         train(replica, model, optimizer, 0, STEPS + 4 * replica.rank)
         own, center = values(model), None
         if replica.is_first:
@@ -49,6 +44,7 @@ def every_strategy(process_group: ProcessGroup) -> Any:
                 center = values(model)
             assert values(model) == own
         replica.finish()
+        replica.close()
         results[name] = {"final": values(model), "own": own, "center": center, "steps": replica.step_count}
     return results
 
@@ -82,9 +78,7 @@ def whole_numbers(process_group: ProcessGroup) -> Any:
             nn.utils.vector_to_parameters(torch.arange(8.0), model.parameters())
         rate = {} if name == "async-sgd" else {"moving_rate": 0.5}
         more = {"group_size": 1} if name == "hybrid-easgd" else {"overlap": "period"} if behind else {}
-        replica = replicated(
-            again(process_group), model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **more
-        )
+        replica = replicated(process_group, model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **more)
         for number in range(4):
             replica.backward(model(torch.ones(1, 3)).sum())
             replica.step(partial(add, model, (number + 1) * (1 + 4 * replica.rank)))
@@ -203,21 +197,26 @@ def half_precision(process_group: ProcessGroup) -> Any:
 
 
 def of_other_ranks(process_group: ProcessGroup) -> Any:
-    """A state of another strategy gives its center; strategies of two kinds cannot share a loop; nobody to wait for."""
+    """A state of another strategy gives its center; strategies of two kinds take turns; nobody to wait for."""
     model = perceptron()
     replica = replicated(process_group, model, o := optimizer_of(model), name="sync-easgd", sync_period_steps=2)
     train(replica, model, o, 0, 4)
     state = replica.state_dict()
     mixed = refusal(lambda: replicated(process_group, perceptron(), name="async-easgd"))
     other = perceptron(seed=77)
-    second = replicated(again(process_group), other, o := optimizer_of(other), name="shm-easgd", sync_period_steps=1)
+    replica.close()
+    second = replicated(process_group, other, o := optimizer_of(other), name="shm-easgd", sync_period_steps=1)
     second.load_state_dict(state)
     loaded = values(other)
     train(second, other, o, 4, 6)
     second.finish()
     center = torch.cat([state["center"][name].flatten() for name, _ in model.named_parameters()]).double().tolist()
-    late = refusal(second.step)
-    return {"mixed": mixed, "loaded": loaded, "center": center, "final": values(other), "late": late}
+    late, final = refusal(second.step), values(other)
+    second.close()
+    third = replicated(process_group, other, o := optimizer_of(other), name="sync")
+    train(third, other, o, 0, 2)
+    third.finish()
+    return {"mixed": mixed, "loaded": loaded, "center": center, "final": final, "late": late, "after": values(other)}
 
 
 def divided(process_group: ProcessGroup) -> Any:

@@ -146,7 +146,8 @@ def test_a_state_of_another_strategy_gives_its_center_and_what_is_over_stays_ove
     first, second = of("of_other_ranks")
     assert first["loaded"] == second["loaded"] == first["center"]
     assert first["final"] == second["final"] != first["loaded"]
-    assert "waits for 1 rank(s), and that of an earlier replica for 2" in first["mixed"]
+    assert first["after"] == second["after"] != first["final"]
+    assert "waits for 1 rank(s), and that of an earlier replica for 2; close() that replica first" in first["mixed"]
     assert "finish() has ended training" in first["late"]
 
 

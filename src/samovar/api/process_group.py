@@ -69,8 +69,8 @@ class ProcessGroup:
         self._connect_near = connect_near
         self._near: NearCollectives | None = None
         self._members: dict[int, UnevenReplica] = {}
-        self._num_members = 0  # so far
-        self._step_group: ProcessGroup | None = None
+        self._numbers = count()  # of replicas, also those of its step groups
+        self._step_groups: dict[int, ProcessGroup] = {}
 
     @property
     def group(self) -> Group:
@@ -95,21 +95,22 @@ class ProcessGroup:
     def step_group(self, size: int, make: Callable[[], "ProcessGroup"]) -> "ProcessGroup":
         """The `size` ranks that step together with this one: all, or what `make` gives the first time.
 
-        A loop over data belongs to one such group. Raises InputError if an earlier replica has another.
+        A loop over data belongs to one such group. Raises InputError if an open replica has another.
         """
-        if self._step_group is None:
-            self._step_group = self if size == self.group.world_size else make()
-        if self._step_group.group.world_size != size:
-            raise InputError(
-                f"replicate: a step of this strategy waits for {size} rank(s), and that of an earlier replica for "
-                f"{self._step_group.group.world_size}. A process cannot do both, even if that replica is closed; give "
-                "all replicas of a script strategies of one kind, or run the script once for each"
-            )
-        return self._step_group
+        for other, group in self._step_groups.items():
+            if other != size and group._members:
+                raise InputError(
+                    f"replicate: a step of this strategy waits for {size} rank(s), and that of an earlier replica for "
+                    f"{other}; close() that replica first, or give both strategies of one kind"
+                )
+        if size not in self._step_groups:
+            self._step_groups[size] = self if size == self.group.world_size else make()
+            self._step_groups[size]._numbers = self._numbers
+        return self._step_groups[size]
 
     def announcer(self, member: UnevenReplica, timeout_s: float) -> "Announcer":
         """The announcer of the next replica, which tells the other ranks of its steps."""
-        number, self._num_members = self._num_members, self._num_members + 1
+        number = next(self._numbers)
         self._members[number] = member
         return Announcer(self.uneven, number, partial(self.heartbeats.deadline, timeout_s))
 
@@ -199,9 +200,9 @@ class Announcer:
 
 
 def step_group_of(processes: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
-    """The ranks that step together with this one by the resolved `config`. They are the same for all replicas.
+    """The ranks that step together with this one by the resolved `config`. They are the same for all open replicas.
 
-    Raises InputError if groups do not fit into hosts, or an earlier replica has another step group.
+    Raises InputError if groups do not fit into hosts, or an open replica has another step group.
     """
     if not config.is_async:
         return processes.step_group(processes.group.world_size, lambda: processes)
