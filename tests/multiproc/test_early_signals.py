@@ -17,8 +17,7 @@ COMMANDS = ("train", "test", "time", "caffe", "run", "doctor", "inspect", "data"
 # Before the interpreter runs a line of ours its own answer to a signal holds: its end by the signal, or a traceback
 # without a frame of ours, also one from its own start.
 INTERPRETERS_OWN = re.compile(r"Fatal Python error: init_|^Traceback .*KeyboardInterrupt", re.MULTILINE | re.DOTALL)
-LONGEST_START_S = 0.25  # on a busy machine
-PACKAGE = str(Path(samovar.__file__).parent)
+OWN_FRAME = f'File "{Path(samovar.__file__).parent}/'  # an editable install has the path in lines of its own
 # How a command may end besides by the signal: what never ends by itself must have saved something.
 SAVED = {signal.SIGINT: {0}, signal.SIGTERM: {75}}
 BY_ITSELF = {signal.SIGINT: {0, 2}, signal.SIGTERM: {0, 2}}
@@ -48,17 +47,23 @@ def own_words(said: str) -> str:
     return "".join(line for line in said.splitlines(keepends=True) if not re.match(r"\[\d+\] ", line))
 
 
+def catches(process_id: int, number: signal.Signals) -> bool:
+    found = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process_id}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 def end_of(name: str, folder: Path, digits: Path, number: signal.Signals, after_s: float) -> None:
     with Command(*arguments_of(name, folder, digits), folder=folder) as command:
         time.sleep(after_s)  # what is tried: a moment
         ranks = list(command.ranks().values())
+        has_begun = catches(command.process.pid, signal.SIGTERM)  # which our first lines do, and no interpreter
         if command.process.poll() is None:
             command.send(number)
         ended = command.wait()
     said = own_words(ended.output + ended.errors)
-    assert PACKAGE not in said, said
+    assert OWN_FRAME not in said, said
     if ended.return_code == -number or INTERPRETERS_OWN.search(said):
-        assert after_s < LONGEST_START_S, said
+        assert not has_begun, said
     elif name == "run" and "Fatal Python error: init_" in ended.errors:  # a rank's interpreter, before its script
         assert ended.return_code == 1, said
     elif ended.return_code == 128 + number:
