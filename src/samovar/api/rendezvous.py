@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 # A wait that takes longer than this looks whether the ranks of this host still live, and whether hosts fit.
 _LOOK_S, _GLANCE_S = 0.2, 0.001
 _MISFIT, _PRESENT = "misfit", "present"
-_LATE_S, _LEAVING_S = 1.0, 10.0  # so long rank 0 waits at least for ranks that come late, and at most for all
+_LATE_S, _LEAVING_S = 5.0, 15.0  # so long rank 0 waits at least for ranks that come late, and at most for all
 # With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
