@@ -106,18 +106,20 @@ class Line:
 
         The caller has it `locked`.
         """
-        pause_s = _FIRST_PAUSE_S
+        pause_s, lost = _FIRST_PAUSE_S, ""
         while True:
             try:
                 return attempt(deadline)
             except ConnectionLost as error:
                 self.disconnect()
-                self._has_answered = False
+                self._has_answered, lost = False, f"; before, {error}"
                 if deadline.remaining_s() <= pause_s or self._is_closed:
                     raise DeadlineExceeded(f"{self.who}: {error}, and {self._box} did not come back in time") from error
-            except BaseException:
+            except BaseException as error:
                 self.disconnect()  # where in a message it stopped is not known
                 self._has_answered = True
+                if lost and isinstance(error, DeadlineExceeded):
+                    raise DeadlineExceeded(f"{error}{lost}") from error
                 raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -166,6 +166,10 @@ def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: 
     server.stop()
 
 
+def raised(error: Exception) -> None:
+    raise error
+
+
 def test_a_connection_too_many_is_told_why_and_may_come_later(buffers: NamedBuffers, key: Key, port: int) -> None:
     buffers.create("c", SHAPE)
     server = Server(buffers, key, port, most=1)
@@ -175,7 +179,10 @@ def test_a_connection_too_many_is_told_why_and_may_come_later(buffers: NamedBuff
     with pytest.raises(ConnectionLost, match=why):
         address.ask(Kind.NAMES, b"", "list", soon())
     with pytest.raises(DeadlineExceeded, match=why):
-        RemoteCenter(address, "c", "worker 2", Deadline.after(0.5))
+        RemoteCenter(address, "c", "worker 2", Deadline.after(1.0))
+    answers: list[Exception] = [ConnectionLost("the box is full"), DeadlineExceeded("it did not answer in time")]
+    with pytest.raises(DeadlineExceeded, match=r"^it did not answer in time; before, the box is full$"):
+        first._line.insist(lambda _deadline: raised(answers.pop(0)), soon())
     found: list[RemoteCenter] = []
     waiting = threading.Thread(target=lambda: found.append(RemoteCenter(address, "c", "worker 2", soon())))
     waiting.start()
