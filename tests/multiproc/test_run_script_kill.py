@@ -158,7 +158,7 @@ def test_other_signals_are_passed_on_too(tmp_path: Path, number: signal.Signals)
 
 def test_ranks_that_do_not_end_in_their_grace_are_ended(tmp_path: Path) -> None:
     text = WITH_CHILD + "if rank == 0:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    tell('deaf')\n" + FOREVER
-    with start_script(tmp_path, text, 2, "--grace", 0.2) as command:
+    with start_script(tmp_path, text, 2, "--grace", 2) as command:  # in which rank 1 ends
         processes = family(command, tmp_path)
         command.until((tmp_path / "deaf-0").exists, "rank 0 is deaf")
         command.send(signal.SIGTERM)

@@ -72,7 +72,7 @@ def test_a_launch_here_and_one_that_joins_from_elsewhere_end_with_one_center(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
 ) -> None:
     one, two, solver = tmp_path / "one", tmp_path / "two", solvers[ENDLESS]
-    with start(solver, served.here, buffer, one, "--iterations", STEPS_OF_TWO) as first:
+    with start(solver, served.here, buffer, one, "--iterations", STEPS_OF_TWO, "--timeout", 1000) as first:
         first.until(lambda: served.run_steps(buffer) > 0, "the box knows how far the run is")
         ranks = suspended(first)
         reached = served.run_steps(buffer)  # told now and then: what the first one shows is ahead of it

@@ -47,7 +47,7 @@ def trained(team: ProcessGroup, strategy: str, boxes: list[Endpoint], buffer: st
     model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = StrategyConfig(name=strategy, sync_period_steps=2)
-    replica = Replica(model, optimizer, team, config, 20.0, BoxChoice(Endpoints(tuple(boxes)), buffer, joins=False))
+    replica = Replica(model, optimizer, team, config, 60.0, BoxChoice(Endpoints(tuple(boxes)), buffer, joins=False))
     x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(4))
     shard = replica.shard(DataLoader(TensorDataset(x), batch_size=BATCH))
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_center_over_several_boxes_has_the_bits_of_one(
 def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[Endpoint]) -> None:
     trained(team, "async-easgd", places[:2], "seen")
     for place in places[:2]:
-        (row,) = look_at(place, "seen", "test", Deadline.after(20)).rows
+        (row,) = look_at(place, "seen", "test", Deadline.after(60)).rows
         assert row.progress.finished
         assert (row.progress.steps, row.progress.samples) == (3 * SAMPLES // BATCH, 3 * SAMPLES)
         assert row.progress.samples_per_s > 0
@@ -82,7 +82,7 @@ def test_a_forked_process_that_closes_leaves_its_parent_the_seat(team: ProcessGr
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     choice = BoxChoice(Endpoints(tuple(places[1:2])), "forked", joins=False)
-    with Replica(model, optimizer, team, StrategyConfig("async-sgd"), 20.0, choice) as replica:
+    with Replica(model, optimizer, team, StrategyConfig("async-sgd"), 60.0, choice) as replica:
         child = os.fork()
         if not child:
             try:
@@ -90,7 +90,7 @@ def test_a_forked_process_that_closes_leaves_its_parent_the_seat(team: ProcessGr
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
-        (row,) = look_at(places[1], "forked", "test", Deadline.after(20)).rows
+        (row,) = look_at(places[1], "forked", "test", Deadline.after(60)).rows
         assert row.is_alive
 
 
@@ -103,7 +103,7 @@ def test_a_job_that_comes_to_a_box_tells_the_groups_and_the_rate_that_it_uses(
             model = nn.Linear(3, 2)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             choice = BoxChoice(Endpoints(tuple(places[:1])), "groups", joins=number > 0)
-            replica = Replica(model, optimizer, team, StrategyConfig("hybrid-easgd"), 20.0, choice)
+            replica = Replica(model, optimizer, team, StrategyConfig("hybrid-easgd"), 60.0, choice)
             stack.callback(replica.close)
         used = replica._exchange._hybrid  # type: ignore[attr-defined]
         told = replica.config
@@ -115,11 +115,11 @@ def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGrou
     trained(team, "async-easgd", places[:1], "given-up")
     name = places[0].name
     assert name is not None
-    with LocalBox(name).attach("given-up", Deadline.after(20)) as buffer:
+    with LocalBox(name).attach("given-up", Deadline.after(60)) as buffer:
         Board(buffer.board).set_word(BoxWord.IS_READY, Readiness.GIVEN_UP)
     model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = StrategyConfig(name="async-easgd", sync_period_steps=2)
     choice = BoxChoice(Endpoints(tuple(places[:1])), "given-up", joins=True)
     with pytest.raises(RankFailed, match="gets no first weights: the rank that should write them has ended for good"):
-        Replica(model, optimizer, team, config, 20.0, choice)
+        Replica(model, optimizer, team, config, 60.0, choice)

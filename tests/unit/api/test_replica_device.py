@@ -68,7 +68,7 @@ def learned(settings: dict[str, Any], device: torch.device, with_half: bool, tra
     """Losses, what `evaluating` shows, and the weights in the end; saved, and loaded into a second replica halfway."""
     torch.set_num_threads(1)
     with away_mode() if device == AWAY else nullcontext():
-        team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 20.0)
+        team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 60.0)
         model, optimizer, replica = made(team, settings, device, with_half)
         generator = torch.Generator().manual_seed(transport.group.rank)
         found: list[Any] = []
@@ -100,7 +100,7 @@ def made(team: ProcessGroup, settings: dict[str, Any], device: torch.device, wit
     model.to(device)
     momentum = 0.0 if settings["name"] == "async-sgd" else 0.9
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
-    return model, optimizer, Replica(model, optimizer, team, StrategyConfig(**settings), 20.0)
+    return model, optimizer, Replica(model, optimizer, team, StrategyConfig(**settings), 60.0)
 
 
 def scores(model: Any, images: torch.Tensor) -> torch.Tensor:
@@ -174,9 +174,9 @@ def test_a_float64_buffer_on_a_device_has_a_mean() -> None:
 def waits_for_buffers(transport: Transport) -> list[int]:
     """Of steps 1 to 4."""
     with away_mode() as device:
-        team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 20.0)
+        team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 60.0)
         model = nn.BatchNorm1d(3).to(AWAY)
-        buffers = ReplicaBuffers(model, team, partial(Deadline.after, 20.0), is_async=True, period=4)
+        buffers = ReplicaBuffers(model, team, partial(Deadline.after, 60.0), is_async=True, period=4)
         waits = []
         for step in range(1, 5):
             before = device.synchronizations

@@ -30,7 +30,7 @@ from tests.left_out_events import COPIES_LEFT_OUT
 from tests.threads import on_threads
 
 CPU = torch.device("cpu")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 IN_STEP: dict[str, dict[str, Any]] = {
     "sync": {"name": "sync"},
     "sync by layers": {"name": "sync", "bucket_size_bytes": 1},
@@ -203,7 +203,7 @@ def test_the_same_code_exchanges_memory_of_the_host_by_gloo(name: str, monkeypat
 
     def by_gloo(transport: Transport) -> Any:
         rank = transport.group.rank
-        group = store.near("near", rank, 2, CPU, 20.0)
+        group = store.near("near", rank, 2, CPU, 60.0)
         return learned(SETTINGS[name], 12, None, None, transport, lambda among: NearCollectives(group, among, CPU))
 
     for (ours, _), (theirs, _) in zip(on_threads(2, by_gloo), plain, strict=True):

@@ -64,11 +64,11 @@ class Run:
     def __init__(self, kind: str, num_workers: int) -> None:
         self.segment = create_segment(1)
         self.transport = ShmTransport(self.segment, Group(0, 1), oversubscribed=False)
-        team = ProcessGroup(PlannedCollectives(self.transport, lambda _num_bytes: "direct"), 20.0)
+        team = ProcessGroup(PlannedCollectives(self.transport, lambda _num_bytes: "direct"), 60.0)
         torch.manual_seed(5)
         self.model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
-        self.replica = Replica(self.model, self.optimizer, team, StrategyConfig(name="sync"), 20.0)
+        self.replica = Replica(self.model, self.optimizer, team, StrategyConfig(name="sync"), 60.0)
         self.data = Numbers()
         loader: DataLoader[Any]
         if kind == "map":

@@ -20,7 +20,7 @@ from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.transports.processes import own_mark
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 Arrays = Mapping[str, np.ndarray]
 SHARED = np.arange(6, dtype=np.float32).reshape(2, 3)
 RANKS: list[Arrays] = [

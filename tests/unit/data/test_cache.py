@@ -55,7 +55,7 @@ def on_shm(program: Callable[[int, CacheSetup], Result], world_size: int) -> lis
         transports = [ShmTransport(segment, Group(rank, world_size), oversubscribed=True) for rank in range(world_size)]
         with ThreadPoolExecutor(world_size) as pool:
             runs = [
-                pool.submit(program, rank, CacheSetup(transport, partial(Deadline.after, 20.0)))
+                pool.submit(program, rank, CacheSetup(transport, partial(Deadline.after, 60.0)))
                 for rank, transport in enumerate(transports)
             ]
             return [run.result() for run in runs]
@@ -176,7 +176,7 @@ def test_a_stream_reads_ahead_from_memory_after_the_files_are_gone(datum_lmdb: D
         if rank == 0:
             shutil.rmtree(datum_lmdb.source)
         with BatchStream(reader, batch_portions(Group(rank, world_size), GLOBAL_BATCH)) as stream:
-            return [stream.next(Deadline.after(20.0)).tensors for _ in range(NUM_STEPS)]
+            return [stream.next(Deadline.after(60.0)).tensors for _ in range(NUM_STEPS)]
 
     wanted = [batches_of((datum_lmdb,), True, rank, world_size, None) for rank in range(world_size)]
     for found, expected in zip(on_shm(program, world_size), wanted, strict=True):

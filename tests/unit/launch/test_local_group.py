@@ -14,7 +14,7 @@ def test_an_outcome_may_be_longer_than_a_message() -> None:
     first, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with first, other:
         tell([first], outcome)
-        message = unix_sockets.receive(other, Deadline.after(20.0))
+        message = unix_sockets.receive(other, Deadline.after(60.0))
         (file,) = message.descriptors
         assert json.loads(os.pread(file, 1 << 20, 0)) == outcome
         message.close()

@@ -24,7 +24,7 @@ from samovar.transports.secure import ConnectionLost
 from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 HELLO = HostHello(0, "first", 2, 1, 0, False, {"samovar": "0.1", "torch": "2.0"}, {"--seed": 1}, "abc")
 PLACE = HostPlace(0, "127.0.0.1", 0, 2)
 
@@ -73,6 +73,12 @@ def closed(found: Sequence[Met | SamovarError]) -> list[Met]:
 def errors(found: Sequence[Met | SamovarError]) -> list[tuple[type, str]]:
     assert not any(isinstance(each, Met) for each in found), found
     return [(type(each), str(each)) for each in found]
+
+
+def refused(places: Sequence[HostPlace], hellos: Sequence[HostHello], missing: str) -> list[tuple[type, str]]:
+    """The errors when time is over; on a busy machine it may be so before those that come have come."""
+    found = errors(met(places, hellos, 1.0))
+    return found if all(missing in error for _, error in found) else errors(met(places, hellos, 30.0))
 
 
 def test_all_get_one_plan() -> None:
@@ -166,13 +172,13 @@ def test_a_second_host_of_one_number_that_goes_before_its_answer_ends_nothing() 
 
 
 def test_who_does_not_come_is_told_to_all() -> None:
-    found = met([each for each in places(4) if each.number in (0, 2)], [hellos(1, 1, 1)[n] for n in (0, 2)], 1.0)
-    for kind, error in errors(found):
+    two_of_four = [each for each in places(4) if each.number in (0, 2)], [hellos(1, 1, 1)[n] for n in (0, 2)]
+    for kind, error in refused(*two_of_four, "hosts 1, 3"):
         assert kind is DeadlineExceeded
-        assert re.search(r"host 0 \(host0\): hosts 1, 3 did not come to 127.0.0.1:\d+ within 1.0 s", error), error
-    found = met(places(2, num_hosts=None, num_ranks=4), hellos(1, 2), 1.0)
-    for _, error in errors(found):
-        assert error == "host 0 (host0): 3 of 4 ranks came within 1.0 s, on host0, host1; see the logs of the others"
+        assert re.search(r"host 0 \(host0\): hosts 1, 3 did not come to 127.0.0.1:\d+ within \d+.0 s", error), error
+    for _, error in refused(places(2, num_hosts=None, num_ranks=4), hellos(1, 2), "3 of 4"):
+        sentence = r"host 0 \(host0\): 3 of 4 ranks came within \d+.0 s, on host0, host1; see the logs of the others"
+        assert re.fullmatch(sentence, error), error
     (alone,) = errors(met(places(2)[1:], hellos(1, 1)[1:], 0.5))
     assert re.search(r"host 0 at 127.0.0.1:\d+ cannot be reached within 0.5 s \(connection refused\); was", alone[1])
 

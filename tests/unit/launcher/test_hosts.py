@@ -54,7 +54,7 @@ def changed_on_its_way(folder: Path, change: Callable[[Path], None], problem: st
     """The errors of host 0 and of another one that fetches a file of it, which is changed meanwhile."""
     (path := folder / "long.caffemodel").write_bytes(b"x" * 100)
     first, second = (host for host in met(places(2), hellos(1, 1)) if isinstance(host, Met))
-    host_0, other, found = Host0(first, 20.0), OtherHost(second, 20.0), list[str]()
+    host_0, other, found = Host0(first, 60.0), OtherHost(second, 60.0), list[str]()
 
     def begin() -> None:
         try:

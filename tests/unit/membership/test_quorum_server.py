@@ -42,7 +42,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def in_time() -> Deadline:
-    return Deadline.after(20.0)
+    return Deadline.after(60.0)
 
 
 def packed(state: Any) -> tuple[dict[str, Any], int]:
@@ -129,7 +129,7 @@ def test_workers_of_other_hosts_come_by_relays_which_bring_their_state(
             second.watch(lambda *what: lost.append(what))
             third.watch(lambda *_what: None)
             third_host.close()
-            assert polled(lambda: bool(lost), Deadline.after(20.0), 0.01)
+            assert polled(lambda: bool(lost), Deadline.after(60.0), 0.01)
             assert (lost[0][0], "worker 3 (process" in lost[0][1]) == (1, True)
             with pytest.raises(RankFailed, match="its launcher is gone"):
                 third.vote(False)

@@ -16,7 +16,7 @@ WORLD_SIZE = 3
 
 
 def in_time() -> Deadline:
-    return Deadline.after(20.0)
+    return Deadline.after(60.0)
 
 
 def ranks_of(transport: Any) -> JobRanks:

@@ -15,7 +15,7 @@ from samovar import _native
 from samovar.box.mapped import create_center
 from samovar.transports.shm import create_segment
 
-SIZE, END_S = 1000, 20
+SIZE, END_S = 1000, 60
 
 
 def attached() -> _native.Center:
@@ -48,7 +48,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 def center_with_a_thread() -> _native.Center:
     center = attached()
-    assert center.wait(center.submit(1, np.ones(SIZE, np.float32), 0.0), np.zeros(1, np.int64), 5.0)
+    assert center.wait(center.submit(1, np.ones(SIZE, np.float32), 0.0), np.zeros(1, np.int64), 30.0)
     return center
 
 
@@ -103,7 +103,7 @@ try:
 except OSError as error:
     print(error.errno)
 resource.setrlimit(resource.RLIMIT_AS, limits)
-print(center.wait(center.submit(2, ones, 0.0), versions, 5.0), center.read(0, ones, False, versions, 1.0), ones[0])
+print(center.wait(center.submit(2, ones, 0.0), versions, 30.0), center.read(0, ones, False, versions, 1.0), ones[0])
 """
 
 

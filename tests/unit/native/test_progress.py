@@ -13,7 +13,7 @@ from samovar.core.clock import Deadline
 
 NUM_SLOTS = 8
 NUM_BYTES = 4096
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Pair:

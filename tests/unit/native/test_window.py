@@ -17,7 +17,7 @@ from samovar import _native
 from samovar.transports.shm import create_segment
 
 MakeWindows = Callable[..., list[_native.Window]]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def word(value: int) -> np.ndarray:

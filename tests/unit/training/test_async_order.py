@@ -95,7 +95,7 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
     center, wrong = np.zeros(NUM_CHUNKS, np.int64), []
 
     def work(rank: int) -> None:
-        turns, deadline = Turns(logs, rank, windows[rank]), Deadline.after(20)
+        turns, deadline = Turns(logs, rank, windows[rank]), Deadline.after(60)
         for is_update in logs[rank].is_update:
             tickets, versions = turns.take(is_update)
             for chunk in turns.each(tickets, deadline):
@@ -107,7 +107,7 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     os.close(descriptor)
     assert wrong == []
     assert center.tolist() == [sum(sum(log.is_update) for log in logs)] * NUM_CHUNKS

@@ -16,7 +16,7 @@ from samovar.transports.tcp_listen import address_of, listen
 from tests.unit.transports.test_secure import Receiver, connected, receiver
 
 __all__ = ["receiver"]  # a fixture
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def in_time() -> Deadline:

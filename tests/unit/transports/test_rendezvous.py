@@ -23,7 +23,7 @@ from samovar.transports.rendezvous import (
 from samovar.transports.unix_sockets import ask_port, offer_port
 from tests.unit.transports.looked_at import LookedAt
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 NOBODY = 65534
 
 

@@ -39,7 +39,7 @@ from samovar.transports.shm import ShmTransport
 user = int(sys.argv[2])
 os.setresuid(user, user, user)  # here, as the interpreter may lie where another user cannot start it
 try:
-    descriptor, = join_files(bytes.fromhex(sys.argv[1]), 1, Deadline.after(20.0))
+    descriptor, = join_files(bytes.fromhex(sys.argv[1]), 1, Deadline.after(60.0))
 except InputError as error:
     sys.exit(str(error))
 transport = ShmTransport(descriptor, Group(1, 2), oversubscribed=True)
@@ -163,7 +163,7 @@ def test_one_that_cannot_be_seen_is_not_called_another_users() -> None:
     address = f"samovar-test-{uuid.uuid4().hex}"
     program = (
         "import sys; from samovar.core.clock import Deadline; from samovar.transports.unix_sockets import connect\n"
-        f"connect({address!r}, Deadline.after(20.0))"
+        f"connect({address!r}, Deadline.after(60.0))"
     )
     with listen(address):
         words = ["unshare", "--pid", "--fork", sys.executable, "-c", program]

@@ -13,7 +13,7 @@ from samovar.transports.leaders import Leader, LeaderCollectives
 from samovar.transports.rendezvous import listen_at
 from samovar.transports.torch_dist import JobStore, open_store
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 LEADERS = [
     Leader(Host(name, ranks), "127.0.0.1") for name, ranks in (("left", (0, 1)), ("mid", (2,)), ("right", (3, 4)))
 ]
