@@ -122,9 +122,14 @@ class Turns:
 
         Reads have an order, and updates; a read may be recorded before an update that began earlier.
         """
-        if not self._left[is_update]:
-            raise SamovarError("--replay: this run differs from the recorded one; are all settings the same?")
-        versions = self._own.versions[self._left[is_update].pop()]
+        left, updates = self._left[is_update], self._left[True]
+        if not left or (not is_update and updates and updates[-1] < left[-1]):  # an update that this worker left out
+            self.stop()
+            raise SamovarError(
+                "--replay: this worker reads and updates the center in another order than in the recorded run; are "
+                "solver, net and data the recorded ones?"
+            )
+        versions = self._own.versions[left.pop()]
         chunks = np.arange(len(versions))
         # Column x + 1 counts the reads of versions up to x.
         if is_update:
@@ -207,8 +212,12 @@ class ReplayedCenter(WatchedCenter):
     def _do(self, entry: tuple[Versions, Versions], deadline: Deadline, act: _Act) -> Versions:
         tickets, expected = entry
         size, versions = self._center.chunk_elements, np.zeros_like(expected)
-        for chunk in self._turns.each(tickets, deadline):
-            (versions[chunk],) = act(chunk, slice(chunk * size, (chunk + 1) * size))
+        try:
+            for chunk in self._turns.each(tickets, deadline):
+                (versions[chunk],) = act(chunk, slice(chunk * size, (chunk + 1) * size))
+        except SamovarError:  # what is not finite, say: this chunk has no such turn, for which others would wait
+            self._turns.stop()
+            raise
         if (versions != expected).any() and not self._turns.are_over:
             raise SamovarError("--replay: the center took other versions than recorded; please report both runs")
         return versions

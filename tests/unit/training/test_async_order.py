@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.box.board import Member
+from samovar.box.mapped import MappedCenter, create_center
+from samovar.core.clock import FOR_EVER, Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError
 from samovar.core.group import Group
 from samovar.strategies.box_terms import run_steps
 from samovar.training.order_log import LogHead, OrderLog, OrderWriter, read_order
-from samovar.training.ordered_centers import Turns, reads_up_to
+from samovar.training.ordered_centers import ReplayedCenter, Turns, reads_up_to
 from samovar.transports.shm import ShmTransport, create_segment
 
 NUM_CHUNKS, NUM_WORKERS = 3, 3
@@ -116,7 +118,7 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
     kinds = sorted(enumerate(logs[0].is_update), key=lambda entry: not entry[1])
     for place, is_update in kinds:
         assert (turns.take(is_update)[1] == logs[0].versions[place]).all()
-    with pytest.raises(SamovarError, match="differs from the recorded"):
+    with pytest.raises(SamovarError, match="in another order than in the recorded run"):
         turns.take(logs[0].is_update[0])
 
 
@@ -129,6 +131,35 @@ def test_a_worker_that_stops_early_lets_the_others_go_on() -> None:
         list(turns.each(late, Deadline.after(0)))
     turns.stop()
     assert sorted(turns.each(late, Deadline.after(0))) == list(range(NUM_CHUNKS))
+
+
+def test_a_worker_whose_update_is_refused_lets_the_others_go_on() -> None:
+    logs = [OrderLog(LogHead(rank, 2, 4 * NUM_CHUNKS, 4)) for rank in range(2)]
+    for log, is_update in zip(logs, (True, False), strict=True):
+        log.is_update.append(is_update)
+        log.versions.append(np.ones(NUM_CHUNKS, np.int64))
+    segment, descriptor = create_segment(1), create_center(4 * NUM_CHUNKS, chunk_elements=4)
+    window = ShmTransport(segment, Group(0, 1), oversubscribed=True).open_window("turns", 8 * (NUM_CHUNKS + 1), 0)
+    with MappedCenter(descriptor, Member(0, 1)) as center:
+        os.close(segment), os.close(descriptor)
+        first, second = (ReplayedCenter(center, Turns(logs, rank, window), lambda: FOR_EVER) for rank in range(2))
+        with pytest.raises(NotFinite):
+            first.accumulate(1, np.full(4 * NUM_CHUNKS, np.nan, np.float32), Deadline.after(60))
+        second.read(np.empty(4 * NUM_CHUNKS, np.float32), Deadline.after(60))
+
+
+def test_a_worker_that_leaves_an_update_out_ends_and_lets_the_others_go_on() -> None:
+    """It kept weights from the center that are not finite: an order without this update is never complete."""
+    log = OrderLog(LogHead(0, 1, 4 * NUM_CHUNKS, 4))
+    log.is_update += [True, False]
+    log.versions += 2 * [np.ones(NUM_CHUNKS, np.int64)]
+    descriptor = create_segment(1)
+    window = ShmTransport(descriptor, Group(0, 1), oversubscribed=True).open_window("turns", 8 * (NUM_CHUNKS + 1), 0)
+    os.close(descriptor)
+    turns = Turns([log], 0, window)
+    with pytest.raises(SamovarError, match="in another order than in the recorded run"):
+        turns.take(is_update=False)
+    assert turns.are_over
 
 
 def test_the_steps_of_a_run_by_each_rule() -> None:
