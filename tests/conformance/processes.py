@@ -15,7 +15,7 @@ from tests.conformance import cases
 from tests.conformance.cases import Case
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 150.0
+TIMEOUT_S = 280.0
 
 Report = dict[str, Any]
 Reports = dict[tuple[Any, ...], list[Report]]

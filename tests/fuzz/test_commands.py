@@ -12,7 +12,7 @@ from tests.fuzz.test_mutations import MOST_MEMORY_KIB, is_a_sentence
 from tests.multiproc.command import Command, Ended
 
 BAD_INPUT = 2
-TIMEOUT_S = 100.0
+TIMEOUT_S = 250.0
 MEASURED = Path(__file__).with_name("measured.py")
 
 QUICK = ("net: sizes of 2 to the 63rd", "caffemodel: messages 10,000 deep", "data: lmdb, a file of holes")
@@ -40,7 +40,6 @@ def test_refused_at_once(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample(name: str, tmp_path: Path) -> None:
     assert_right(name, tmp_path)

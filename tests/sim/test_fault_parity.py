@@ -24,7 +24,7 @@ QUICK = (
     "shm-easgd, the first killed",
     "hybrid-easgd, one of a group killed",
 )
-QUICK_S, SLOW_S, LIMIT_S = 1.0, 2.0, 120
+QUICK_S, SLOW_S, BUSY, LIMIT_S = 1.0, 2.0, 8, 240
 SEEDS = range(5)
 
 
@@ -84,7 +84,11 @@ def real(names: tuple[str, ...], timeout_s: float) -> dict[str, list[list[str]]]
 
 
 def assert_same(names: tuple[str, ...], timeout_s: float) -> None:
-    for name, shown in real(names, timeout_s).items():
+    """A process of a busy machine may be as late as one that stands still: then all have longer timeouts."""
+    found = real(names, timeout_s)
+    if any(simulated(SCENARIOS[name], 0) != shown for name, shown in found.items()):
+        found = real(names, BUSY * timeout_s)
+    for name, shown in found.items():
         for seed in SEEDS:
             assert simulated(SCENARIOS[name], seed) == shown, f"{name}, seed {seed}"
 

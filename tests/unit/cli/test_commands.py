@@ -82,7 +82,7 @@ def test_what_is_wrong_on_the_command_line_is_one_sentence(words: list[str], sen
 )
 def test_an_output_that_is_full_or_closed_is_no_traceback(words: str, redirection: str, code: int, said: str) -> None:
     command = f"env -u PYTHONUNBUFFERED {sys.executable} -m samovar.cli.entry {words} {redirection}"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False, timeout=100)
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False, timeout=200)
     assert ended.returncode == code, ended.stderr
     assert re.fullmatch(said, ended.stderr.strip())
 

@@ -21,7 +21,7 @@ def asked(shell: str, line: str, **more: str) -> subprocess.CompletedProcess[str
     """What typer's script for this shell runs when Tab is pressed after `line`."""
     variables = {"_SAMOVAR_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, **more}
     return subprocess.run(
-        [SAMOVAR], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False
+        [SAMOVAR], env={**os.environ, **variables}, capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -46,7 +46,7 @@ def test_bash_offers(words: list[str], offered: list[str]) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     assert (ended.stdout.splitlines(), ended.stderr) == (offered, "")
@@ -60,7 +60,7 @@ def test_fish_offers(tmp_path: Path) -> None:
         [str(SAMOVAR), "--show-completion", "fish"], env=chosen, capture_output=True, text=True, check=True
     ).stdout
     pressed = f"{script}\ncomplete -C 'samovar train --strategy hy'"
-    ended = subprocess.run(["fish", "-c", pressed], env=home, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(["fish", "-c", pressed], env=home, capture_output=True, text=True, timeout=200, check=True)
     assert ended.stdout == "hybrid-easgd\n"
 
 
@@ -82,7 +82,7 @@ def test_nothing_that_the_line_names_is_run(tmp_path: Path) -> None:
 def test_a_completion_is_installed_where_the_shell_looks(shell: str, tmp_path: Path) -> None:
     home = {"HOME": f"{tmp_path}", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [str(SAMOVAR), "--install-completion", shell]
-    subprocess.run(command, env={**os.environ, **home}, capture_output=True, timeout=60, check=True)
+    subprocess.run(command, env={**os.environ, **home}, capture_output=True, timeout=200, check=True)
     place = {
         "bash": ".bash_completions/samovar.sh",
         "zsh": ".zfunc/_samovar",

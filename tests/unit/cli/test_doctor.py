@@ -22,7 +22,7 @@ from samovar.strategies.advice import ADVICE, shortest_step_s
 from tests.multiproc.command import run
 
 SAMOVAR = str(Path(sys.executable).with_name("samovar"))
-TIMEOUT_S = 100.0
+TIMEOUT_S = 250.0
 GIB = 1 << 30
 pytestmark = pytest.mark.timeout(300)  # on a busy machine
 

@@ -29,7 +29,7 @@ def without(folder: Path, module: str, *command: str) -> "subprocess.CompletedPr
     (folder / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 1')
     environment = os.environ | {"PYTHONPATH": str(folder / "hide"), "HIDDEN_MODULE": module}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -87,7 +87,7 @@ def test_ctrl_c_in_the_middle_of_a_look_at_whether_it_came_ends_a_watch(
     monkeypatch.setattr("samovar.cli.report.watch", watched)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
     signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(20)
+    signal.alarm(100)
     try:
         assert asked("watch", str(tmp_path)) == 0
     finally:
@@ -106,7 +106,7 @@ def test_a_command_whose_reader_has_gone_ends_well(tmp_path: Path, command: str)
     os.close(read_end)
     with closing(LogFile(files.log)):
         words = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "samovar", *command.split(), str(files.path)]
-        ended = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        ended = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=200, check=False)
     os.close(write_end)
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -117,7 +117,7 @@ def test_a_name_that_the_locale_does_not_have_is_escaped(tmp_path: Path, encodin
     folder = run_folder(tmp_path / "run", net="Café")
     words = [sys.executable, "-m", "samovar", "watch", str(folder)]
     environment = os.environ | {"PYTHONIOENCODING": encoding}
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stdout.partition(":")[0], ended.stderr) == (0, "Caf\\xe9", "")
 
 
@@ -128,5 +128,5 @@ def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
         assert watching.stdout is not None
         assert "is shown at http://127.0.0.1:" in watching.stdout.readline()
         watching.send_signal(signal.SIGINT)
-        told, _ = watching.communicate(timeout=60)
+        told, _ = watching.communicate(timeout=200)
     assert (watching.returncode, told) == (0, "the page has ended; the run was not touched\n")

@@ -109,5 +109,5 @@ print(center.wait(center.submit(2, ones, 0.0), versions, 30.0), center.read(0, o
 
 def test_an_update_for_which_there_is_no_thread_is_not_made_later() -> None:
     """A process of its own: others keep the stacks of threads that have ended."""
-    ended = subprocess.run([sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=200, check=True)
     assert ended.stdout.split() == [str(errno.EAGAIN), "True", "True", "1.0"]

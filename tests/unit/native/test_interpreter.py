@@ -28,5 +28,5 @@ raise SystemExit(3)
 
 
 def test_a_thread_that_comes_back_from_native_code_when_the_interpreter_ends_does_not_abort_the_process() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (3, "")

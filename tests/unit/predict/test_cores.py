@@ -20,7 +20,7 @@ from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
 
 _NUM_TASKS = 9
-_TIMEOUT_S = 60
+_TIMEOUT_S = 200
 
 
 @pytest.fixture(autouse=True)
