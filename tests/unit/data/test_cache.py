@@ -284,7 +284,7 @@ def test_a_damaged_record_is_named_when_it_is_loaded(image_list: ImageDataConfig
 
     def program(_rank: int, setup: CacheSetup) -> None:
         with BatchReader([image_list], True) as reader:
-            reader.fill_cache(replace(setup, deadline=partial(Deadline.after, 0.2)))
+            reader.fill_cache(replace(setup, deadline=partial(Deadline.after, 30.0)))
 
     with pytest.raises(InputError, match=r"list\.txt:21: .*20\.image: no whole image"):
         on_shm(program, 1)

@@ -28,7 +28,7 @@ from samovar.data.transform import Transform
 
 MakeDatabase = Callable[..., Path]
 SEED = 5
-SOON = 20.0
+SOON = 60.0
 
 
 @pytest.fixture

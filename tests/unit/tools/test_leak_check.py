@@ -17,6 +17,10 @@ import pytest
 
 held = []
 
+def leave_name(name):
+    # Held here, it is a stranger's to the tests that run beside these.
+    held.append(Path("/dev/shm", name).open("w"))
+
 def await_start(*words):
     while not any(process.info["cmdline"] == list(words) for process in psutil.process_iter(["cmdline"])):
         pass
@@ -28,7 +32,7 @@ def orphan(seconds):
 @pytest.fixture(scope="module")
 def of_file():
     orphan(4000)
-    Path("/dev/shm", os.environ["NAME_TO_LEAVE"] + "-of-file").touch()
+    leave_name(os.environ["NAME_TO_LEAVE"] + "-of-file")
 
 @pytest.fixture(scope="session")
 def of_session():
@@ -78,7 +82,7 @@ def test_abstract_socket():
     held[-1].listen()
 
 def test_shared_memory_name():
-    Path("/dev/shm", os.environ["NAME_TO_LEAVE"]).write_bytes(b"left")
+    leave_name(os.environ["NAME_TO_LEAVE"])
 
 def test_fixtures(of_file, of_session):
     pass
