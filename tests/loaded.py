@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("loaded_program.py")
-_FORK_S = 100.0
+_FORK_S = 250.0
 _ROOM = "-" * 2000  # on its command line, where its forks show theirs
 
 

@@ -1,6 +1,7 @@
 """`--metrics` of `samovar train` and `samovar run`: the figures in TensorBoard, a sink of one's own, and a folder."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_script_has_figures_without_a_change(tmp_path: Path) -> None:
     flags = ("--metrics", "figures", "--trace", "steps=3-4")
     ended = run("run", "-n", 2, *flags, "script.py", folder=tmp_path)
     assert ended.return_code == 0, ended.errors
-    assert "samovar: where the time went: data 0%" in ended.errors
+    assert re.search(r"samovar: where the time went: data \d+%", ended.errors)
     assert "samovar: trace of steps 3-4: figures/trace.json.gz" in ended.errors
     assert [line["step"] for line in read_metrics(tmp_path / "figures/metrics.jsonl")] == list(range(1, 7))
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["metrics.jsonl", "trace.json.gz"]
