@@ -1,5 +1,6 @@
 """Rank program: training scripts whose matrices' gradients travel as factors, against one process on all the data."""
 
+import copy
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,7 +59,7 @@ def against_alone(
 def num_factored(replica: Replica) -> int:
     """How many matrices travel as factors by now."""
     state = replica.state_dict()["strategy_state"]
-    return sum(value > 0 for name, value in state.items() if name.startswith("factors/"))
+    return sum(value > 0 for name, value in state.items() if name.startswith("factors/") and name.count("/") == 1)
 
 
 def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -67,10 +68,23 @@ def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def convolutional(process_group: ProcessGroup) -> Any:
     def make() -> nn.Module:
-        layers = [nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+        grouped = nn.Conv2d(8, 8, 3, padding=(2, 1), dilation=(2, 1), groups=2, bias=False)
+        layers = [nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), grouped, nn.ReLU()]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
 
     return against_alone(process_group, make, mean_square, (3, 16, 16))
+
+
+def channels_last(process_group: ProcessGroup) -> Any:
+    """Kernels in another order in memory; one stands twice, one is transposed, and the last is of one dimension."""
+
+    def make() -> nn.Module:
+        twice = nn.Conv2d(3, 3, 3, padding=1)
+        layers = [twice, nn.Tanh(), twice, nn.Tanh(), nn.ConvTranspose2d(3, 4, 2), nn.Tanh(), nn.Flatten(2)]
+        made = nn.Sequential(*layers, nn.Conv1d(4, 2, 5, stride=3))
+        return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    return against_alone(process_group, make, mean_square, (3, 7, 5))
 
 
 class Recurrent(nn.Module):
@@ -151,6 +165,26 @@ def changing(process_group: ProcessGroup) -> Any:
     return {"distances": found, "values": values(model), "factored": num_factored(replica)}
 
 
+def resized(process_group: ProcessGroup) -> Any:
+    """Rank 1 has larger pictures in step 2, both ranks have them from step 5 on."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3, padding=1))
+    alone = copy.deepcopy(model)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=1)
+    theirs, factored = sgd(alone), []
+    for step in range(9):
+        is_large = (step > 4, step > 4 or step == 2)
+        data = [torch.randn(2, 3, *((9, 8) if large else (6, 7))) for large in is_large]
+        optimizer.zero_grad()
+        replica.backward(mean_square(model, data[replica.rank]))
+        replica.step()
+        theirs.zero_grad()
+        (sum(mean_square(alone, x) for x in data) / 2).backward()
+        theirs.step()
+        factored.append(num_factored(replica))
+    return {"distance": distance(model, alone), "values": values(model), "factored": factored}
+
+
 def watched_weight(process_group: ProcessGroup) -> Any:
     """A hook of the user's sees, and changes, the whole gradient of one matrix."""
     model = perceptron()
@@ -176,15 +210,21 @@ def kept_gradients(process_group: ProcessGroup) -> Any:
     return {"found": found, "factored": num_factored(replica)}
 
 
+def small_pictures(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    kernels = nn.Conv2d(1, 4, 2, padding=(1, 0))
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), kernels, nn.Tanh(), nn.Flatten(), nn.Linear(24, 3))
+
+
 def resumed(process_group: ProcessGroup) -> Any:
-    model = perceptron()
+    model = small_pictures(3)
     replica = replicated(process_group, model, optimizer := sgd(model))
     train(replica, model, optimizer, 0, 3)
     file = io.BytesIO()
     torch.save(replica.state_dict(), file)
     train(replica, model, optimizer, 3, 6)
     file.seek(0)
-    again = perceptron(seed=77)
+    again = small_pictures(77)
     second = replicated(process_group, again, optimizer := sgd(again))
     second.load_state_dict(torch.load(file, weights_only=True))
     factored = num_factored(second)
@@ -289,9 +329,11 @@ SCENARIOS = {
     for scenario in (
         *features.REPEATED,
         convolutional,
+        channels_last,
         recurrent,
         shared,
         changing,
+        resized,
         watched_weight,
         kept_gradients,
         resumed,

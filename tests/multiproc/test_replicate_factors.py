@@ -18,11 +18,22 @@ SAME = (
     "zeroed_in_place",
     "accumulated_without_more",
     "convolutional",
+    "channels_last",
     "recurrent",
     "shared",
 )
 MISTAKES = ("reversed_ranks", "stale_factors", "others_left_out")
-OTHERS = ("autocast", "overflow", "changing", "watched_weight", "kept_gradients", "resumed", "twice", "compressed")
+OTHERS = (
+    "autocast",
+    "overflow",
+    "changing",
+    "resized",
+    "watched_weight",
+    "kept_gradients",
+    "resumed",
+    "twice",
+    "compressed",
+)
 AT_THE_END = ("refused", "other_processor", "accumulated_with_more")  # errors leave half a step behind
 
 
@@ -41,13 +52,18 @@ def test_a_script_trains_as_one_process_on_all_the_data(name: str) -> None:
         assert result["distance"] < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["plain", "buckets", "convolutional", "recurrent", "shared", "changing", "autocast"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "buckets", "convolutional", "channels_last", "recurrent", "shared", "changing", "resized", "autocast"],
+)
 def test_ranks_hold_the_same_bits(name: str) -> None:
     first, second = of(name)
     assert first["values"] == second["values"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("convolutional", 3), ("recurrent", 3), ("shared", 2)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("convolutional", 5), ("channels_last", 2), ("recurrent", 3), ("shared", 2)]
+)
 def test_products_travel_as_factors_and_other_matrices_whole(name: str, count: int) -> None:
     """Whole: an LSTM's, one that is tied to an embedding, one whose squares are part of the loss."""
     for result in of(name):
@@ -64,6 +80,13 @@ def test_a_gradient_that_is_no_product_in_one_step_travels_whole() -> None:
     for result in of("changing"):
         assert max(result["distances"]) < TOLERANCE
         assert result["factored"] < 2
+
+
+def test_pictures_of_other_sizes_travel_whole() -> None:
+    """After three steps of them all do."""
+    for result in of("resized"):
+        assert result["distance"] < TOLERANCE
+        assert result["factored"] == [2] * 7 + [0] * 2
 
 
 def test_hooks_of_the_user_see_whole_gradients() -> None:
@@ -93,7 +116,7 @@ def test_what_is_no_matrix_is_compressed_beside_factors() -> None:
 
 def test_what_never_travels_as_factors_is_refused_where_it_was_asked_for() -> None:
     for result in results()["accumulated_with_more"]:
-        assert "factors 'always': no matrix of the model has a gradient that is a product" in result["error"]
+        assert "factors 'always': no gradient of the model is a product of two factors" in result["error"]
 
 
 def test_the_reason_is_told() -> None:

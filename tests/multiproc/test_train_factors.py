@@ -13,7 +13,7 @@ from tests.multiproc.nets import write_net, write_solver
 
 NUM_STEPS, SAVED_STEP = 12, 5
 TOLERANCE = 1e-5  # rounding, in another order; as in test_replicate_factors
-PRODUCTS = ["ip2/0", "ip1/0"]  # in the order of backward
+PRODUCTS = ["ip2/0", "ip1/0", "conv2/0", "conv1/0"]  # in the order of backward
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_resumed_run_has_the_same_bits(solver: Path, tmp_path: Path, flags: tu
 def test_hosts_take_them_by_themselves_where_they_are_less(solver: Path, tmp_path: Path, digits: Path) -> None:
     with started(tmp_path, (1, 1), "--solver", solver) as run_:
         assert run_.succeed()["factors"] == ["ip1/0"]  # ip2 is small
-        assert "1 of 1 large matrices' gradients travel as factors" in run_.commands[0].output
+        assert "1 of 1 large gradients travel as factors" in run_.commands[0].output
     many_rows = write_solver(write_net(tmp_path, digits, batch=600, hidden=2048), 2)
     for number, flags in enumerate(
         (
@@ -91,7 +91,7 @@ def test_values_that_debug_info_shows_are_whole_gradients(tmp_path: Path, digits
     solver = write_solver(write_net(tmp_path, digits), 2, debug_info="true", display=1)
     ended = run("train", "--solver", solver, "--workers", 2, "--factors", "always", folder=tmp_path)
     assert ended.return_code == 2
-    assert "no matrix of the model has a gradient that is a product of two factors" in ended.error
+    assert "no gradient of the model is a product of two factors" in ended.error
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from samovar.core.layout import Bucket
 from samovar.core.near import NearRegion
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.factors import Factors, factoring_of, matrices, scaled_product
+from samovar.frontends.torch.factors import Factors, ScaledProduct, apart, factoring_of, matrices
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of, require_apart, require_dense_gradients
@@ -30,8 +30,7 @@ from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers, CenterSeat
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig, in_python
-from samovar.strategies.factors import LEAST_BYTES
-from samovar.strategies.traits import ALWAYS, AUTO, NONE
+from samovar.strategies.traits import ALWAYS, NONE
 from samovar.strategies.trial import TrialCallback
 from samovar.transports.base import Region
 
@@ -40,18 +39,18 @@ LEAST_IN_PLACE_BYTES = 12 << 20
 
 
 def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
-    """The matrices whose gradients may be products in a loss's graph.
+    """The parameters whose gradients may be products in a loss's graph.
 
-    These are matrices of 12 MiB and more, of 1 MiB and more if factors may travel, and all with factors='always'.
-    Raises InputError if there are none then.
+    These are those that may travel as factors. If none may, they are matrices of 12 MiB and more.
+    Raises InputError if there are none with factors='always'.
     """
-    if config.factors == NONE:
-        return ()
-    least_bytes = {None: LEAST_IN_PLACE_BYTES, AUTO: LEAST_BYTES, ALWAYS: 0}[config.factors]
-    names = matrices(parameters, least_bytes)
+    if config.factors is None:
+        return matrices(parameters, LEAST_IN_PLACE_BYTES)
+    names = apart(parameters, config.factors)
     if config.factors == ALWAYS and not names:
         raise InputError(
-            f"replicate: factors='always': the model has no float32 matrix on the CPU; choose 'auto' or '{NONE}'"
+            f"replicate: factors='always': the model has no float32 matrix or kernel on the CPU; choose "
+            f"'auto' or '{NONE}'"
         )
     return names
 
@@ -128,10 +127,10 @@ class GradientExchange(Exchange):
     def __init__(self, own: Replicated, collectives: Collectives) -> None:
         parameters, config, announcer = own.parameters, own.config, own.announcer
         names = matrix_names(parameters, config)
-        apart = names if config.takes_factors else ()
-        layout = gradient_layout(parameters, apart)
+        first = names if config.takes_factors else ()
+        layout = gradient_layout(parameters, first)
         counts_apart = config.codec is not None
-        buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(apart))
+        buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(first))
         region = float32_region(collectives, "gradients", layout.num_elements)
         self._staged = staged(parameters, layout, region.array)
         self._flat = self._staged.host
@@ -139,8 +138,8 @@ class GradientExchange(Exchange):
         tell = partial(_tell, collectives.group.rank)
         self._scale = scale = 1.0 / self._group.world_size
         factoring = factoring_of(collectives, config, announcer.deadline, tell)
-        for bucket in buckets[: len(apart)]:
-            factoring.add(bucket, region, scaled_product, scale)
+        for bucket in buckets[: len(first)]:
+            factoring.add(bucket, region, ScaledProduct(), scale)
         factors = Factors({name: parameters[name] for name in names}, factoring.by_name) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
         own.closing.callback(self._gradients.release)

@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector register
 
@@ -46,6 +48,14 @@ class Entry:
     @property
     def stop(self) -> int:
         return self.offset + self.spec.size
+
+    def view(self, flat: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        """The parameter in a flat array, in its logical shape (strided where it is stored channels-last)."""
+        run = flat[self.offset : self.stop]
+        if not self.spec.channels_last:
+            return run.reshape(self.spec.shape)
+        out_channels, channels, height, width = self.spec.shape
+        return run.reshape(out_channels, height, width, channels).transpose(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

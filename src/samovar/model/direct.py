@@ -90,7 +90,7 @@ class FactorPlaces(Protocol):
     """The places of a gradient's two factors, if ranks exchange these; see `samovar.strategies.factors.FactoredSum`."""
 
     def expect_whole(self) -> None: ...
-    def expect(self, rows: int) -> bool: ...
+    def expect(self, rows: int, geometry: tuple[int, ...] = ()) -> bool: ...
     def places(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
 
 
@@ -176,13 +176,20 @@ def weight_gradient_of(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSi
     """Write dy^T x (N, K), or if they travel dy and x, into the sink; without one, return the product."""
     if sink is None:
         return product(dy_MN.t(), x_MK.t())
-    if sink.factors is not None and sink.factors.expect(len(dy_MN)):
-        for place, factor in zip(sink.factors.places(0, len(dy_MN)), (dy_MN, x_MK), strict=True):
-            torch.from_numpy(place).copy_(factor)
-    else:
+    if not _travel(dy_MN, x_MK, sink):
         put_product(sink.view.view(dy_MN.shape[1], -1), dy_MN.t(), x_MK.t(), sink.accumulate)
     sink.written()
     return None
+
+
+def _travel(dy: torch.Tensor, x: torch.Tensor, sink: GradientSink, geometry: tuple[int, ...] = ()) -> bool:
+    """Whether both factors of the gradient travel instead of it; they are in their places then."""
+    if sink.factors is None or not sink.factors.expect(len(dy), geometry):
+        return False
+    for place, factor in zip(sink.factors.places(0, len(dy)), (dy, x), strict=True):
+        moved = factor.movedim(1, -1)
+        torch.from_numpy(place).view(moved.shape).copy_(moved)
+    return True
 
 
 def bias_gradient_of(dy_MN: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
@@ -276,10 +283,10 @@ def _weight_gradient(
     if window.is_pointwise(weight):
         gradient = weight_gradient_of(_rows(dy), _rows(x), sink)
         return None if gradient is None else gradient.view(weight.shape)
-    gradient = _derivative(dy, x, weight, window, 1)
     if sink is None:
-        return gradient
-    put(sink.view, gradient, sink.accumulate)
+        return _derivative(dy, x, weight, window, 1)
+    if not _travel(dy, x, sink, (*x.shape[2:], *window.stride, *window.padding, *window.dilation, window.groups)):
+        put(sink.view, _derivative(dy, x, weight, window, 1), sink.accumulate)
     sink.written()
     return None
 

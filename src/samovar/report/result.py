@@ -82,7 +82,7 @@ class RunResult:
     with `--hold-data`, including read-ahead, and `data_bytes_between_hosts_per_step` the part that came from other
     hosts. `data_bytes_held` are in the memory of all ranks together. `stop_rule` and `by_worker` are for workers that
     do not wait for each other. `compress` is the requested compression, and `is_compressed` says whether it was still
-    on at the end. `factors` are the matrices whose gradients travelled as factors then.
+    on at the end. `factors` are the parameters whose gradients travelled as factors then.
 
     `transport` carried weights and gradients: "shm" (mapped memory), "tcp", or "shm, tcp". `box` is the place of the
     center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most

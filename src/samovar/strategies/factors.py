@@ -1,9 +1,9 @@
-"""Gradients of matrices that travel as their factors, which are smaller if a batch has few rows."""
+"""Gradients of matrices and kernels that travel as their factors, which are smaller if a batch has few rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,41 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.transports.base import Region
 
-# product(left (K, m), right (K, n), scale, gradient (m, n)): gradient = scale * left^T right.
-Product: TypeAlias = Callable[[Floats, Floats, float, Floats], None]
+# The sizes of a convolution that its parameter does not have; empty for a matrix.
+Geometry: TypeAlias = tuple[int, ...]
 
 WHOLE = -1  # rows of a gradient that is no product of factors
+_MOST_SIZES = 13  # of a geometry: four for each of three dimensions, and one more
 _HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache line
 _MOST_MISSES = 3
-# Of smaller matrices too little is saved.
-LEAST_BYTES = 1 << 20
+# Of a matrix and a kernel. Smaller ones save too little; smaller kernels belong to layers whose pictures are large.
+LEAST_BYTES = (1 << 20, 4 << 20)
 # What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that runs decide the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
 BYTE_S = 1.8e-9
 TCP_BYTE_S = 1e-9
-_THREAD_OPERATIONS_PER_S = 5e10
+_THREAD_OPERATIONS_PER_S = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """Of one row: the elements of its left and its right factor, and the multiply-adds of their product."""
+
+    left: int
+    right: int
+    multiply_adds: int
+
+
+class Product(Protocol):
+    """How rows become a gradient: that of a matrix (m, n) is left^T right, of left (K, m), right (K, n).
+
+    That of a convolution's kernel is bilinear in the same way. A row is then a sample, its channels last: the
+    left factor has the gradient of its output, the right factor its input.
+    """
+
+    def row_sizes(self, shape: tuple[int, ...], geometry: Geometry) -> RowSizes: ...
+    def multiply(self, left: Floats, right: Floats, scale: float, gradient: Floats, geometry: Geometry) -> None:
+        """gradient = scale * the product of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +67,17 @@ class Links:
     messages_per_host: int
     byte_s: float = BYTE_S
 
-    def whole_bytes(self, shape: tuple[int, int]) -> float:
+    def whole_bytes(self, num_elements: int) -> float:
         """The bytes that leave a host in an all-reduce of the gradient: 2 (H-1)/H of it."""
-        return 8.0 * (self.num_hosts - 1) / self.num_hosts * shape[0] * shape[1]
+        return 8.0 * (self.num_hosts - 1) / self.num_hosts * num_elements
 
-    def factors_bytes(self, shape: tuple[int, int], num_rows: int) -> float:
+    def factors_bytes(self, row: RowSizes, num_rows: int) -> float:
         """The same in an all-gather of factors of `num_rows` rows."""
-        return 4.0 * self.messages_per_host * num_rows * sum(shape)
+        return 4.0 * self.messages_per_host * num_rows * (row.left + row.right)
 
-    def saved_s(self, shape: tuple[int, int], num_rows: int) -> float:
+    def saved_s(self, num_elements: int, row: RowSizes, num_rows: int) -> float:
         """The time of a host that factors save; negative if they cost more."""
-        return self.byte_s * (self.whole_bytes(shape) - self.factors_bytes(shape, num_rows))
+        return self.byte_s * (self.whole_bytes(num_elements) - self.factors_bytes(row, num_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,7 @@ class FactoredSum(PlanRunner):
 
         left_i (K_i, m), right_i (K_i, n), gradient (m, n), all float32
 
+    Kernels of convolutions have a product of their own (`Product`), with the same cost for m and n elements of a row.
     Every rank makes one product of all rows in the order of ranks. So the sum has the same bits on ranks that make
     products in the same way. Up to `capacity` rows of a rank fit into its message. A rank may have more rows, or a
     gradient that is not such a product. It says so in the message, and all add whole gradients: `scale` times each.
@@ -90,6 +113,8 @@ class FactoredSum(PlanRunner):
         self.is_settled = False
         self.most_rows = 0  # of any rank in the last run
         self.rows = 0
+        self.geometry: Geometry = ()  # of this rank's rows
+        self.opened: Geometry = ()  # of the rows that messages have room for
         self._whole = whole
         self._collectives = collectives
         self._product = product
@@ -97,19 +122,19 @@ class FactoredSum(PlanRunner):
         self._gather: AllGather | None = None
         self._num_misses = 0
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.gradient.shape[0], self.gradient.shape[1]
+    def row_sizes(self, geometry: Geometry) -> RowSizes:
+        return self._product.row_sizes(self.gradient.shape, geometry)
 
     @property
     def is_whole(self) -> bool:
         """Whether the next run is an all-reduce of gradients, on all ranks."""
         return self.capacity == 0
 
-    def expect(self, rows: int) -> bool:
+    def expect(self, rows: int, geometry: Geometry = ()) -> bool:
         """Before a run: this rank has factors of `rows` rows, or WHOLE. Whether it must write them to `places`."""
-        self.rows = rows
-        return 0 <= rows <= self.capacity and not self.is_whole
+        is_other = rows > 0 and not self.is_whole and geometry != self.opened
+        self.rows, self.geometry = WHOLE if is_other else rows, geometry
+        return 0 <= self.rows <= self.capacity and not self.is_whole
 
     def expect_whole(self) -> None:
         """Before a run: this rank has no factors, unless it says so yet."""
@@ -121,15 +146,16 @@ class FactoredSum(PlanRunner):
         left, right = self._factors(self._gather.own)
         return left[start:stop], right[start:stop]
 
-    def open(self, capacity: int) -> None:
-        """Runs are of factors from now on (0: never); all ranks call this with the same number."""
+    def open(self, capacity: int, geometry: Geometry = ()) -> None:
+        """Runs are of factors from now on (0 rows: never); all ranks call this with the same arguments."""
         self.is_settled = True
         self._num_misses = 0
-        self.capacity = capacity
+        self.capacity, self.opened = capacity, geometry
         self._gather = None
         if capacity:
-            num_elements = _HEADER_ELEMENTS + capacity * sum(self.shape)
-            self._gather = self._collectives.all_gather(f"factors of {self.name}, {capacity} rows", num_elements)
+            row = self.row_sizes(geometry)
+            num_elements = _HEADER_ELEMENTS + capacity * (row.left + row.right)
+            self._gather = self._collectives.all_gather(f"factors of {self.name} in {num_elements}", num_elements)
 
     def start(self) -> None:
         if self._gather is None:
@@ -159,7 +185,7 @@ class FactoredSum(PlanRunner):
         if self.is_whole or not self._num_misses:
             return
         if self.most_rows > self.capacity and is_less(self.most_rows):
-            self.open(max(self.most_rows, 2 * self.capacity))
+            self.open(max(self.most_rows, 2 * self.capacity), self.opened)
         elif self._num_misses == _MOST_MISSES:
             self.open(0)
 
@@ -173,12 +199,12 @@ class FactoredSum(PlanRunner):
         factors = [self._factors(part) for part in parts]
         left = np.concatenate([left[:count] for (left, _), count in zip(factors, rows, strict=True)])
         right = np.concatenate([right[:count] for (_, right), count in zip(factors, rows, strict=True)])
-        self._product(left, right, self._scale, self.gradient)
+        self._product.multiply(left, right, self._scale, self.gradient, self.opened)
 
     def _factors(self, message: Floats) -> tuple[Floats, Floats]:
-        m, n = self.shape
-        middle = _HEADER_ELEMENTS + self.capacity * m
-        return message[_HEADER_ELEMENTS:middle].reshape(-1, m), message[middle:].reshape(-1, n)
+        row = self.row_sizes(self.opened)
+        middle = _HEADER_ELEMENTS + self.capacity * row.left
+        return message[_HEADER_ELEMENTS:middle].reshape(-1, row.left), message[middle:].reshape(-1, row.right)
 
 
 class FactoredOrEncoded(EncodedRunner):
@@ -213,7 +239,7 @@ class FactoredOrEncoded(EncodedRunner):
 
 
 class Factoring:
-    """Which matrices' gradients travel as factors, decided once, after the first step, the same on all ranks.
+    """Which gradients travel as factors, decided once, after the first step, the same on all ranks.
 
     With `choice` "auto" those of which factors take less time than the gradient, by nominal figures; with "always" all
     that are products of factors. None do where ranks make products in different ways (other processors, other
@@ -239,22 +265,22 @@ class Factoring:
         self._is_decided = False
 
     def add(self, bucket: Bucket, gradients: Region, product: Product, scale: float) -> FactoredSum:
-        """A matrix that may travel as factors; all ranks add the same ones in the same order."""
+        """A gradient that may travel as factors; all ranks add the same ones in the same order."""
         (entry,) = bucket.entries
         part = gradients.part(bucket.start, bucket.stop)
         whole = self._collectives.all_reduce(f"bucket {bucket.index} whole", part)
-        gradient = gradients.array[entry.offset : entry.stop].reshape(entry.spec.shape)
+        gradient = entry.view(gradients.array)
         self.sums[bucket.index] = FactoredSum(entry.spec.name, gradient, whole, self._collectives, product, scale)
         return self.sums[bucket.index]
 
     @property
     def by_name(self) -> dict[str, FactoredSum]:
-        """By the name of the matrix."""
+        """By the name of the parameter."""
         return {factored.name: factored for factored in self.sums.values()}
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The matrices whose gradients travel as factors now."""
+        """The parameters whose gradients travel as factors now."""
         return tuple(factored.name for factored in self.sums.values() if not factored.is_whole)
 
     def stepped(self) -> None:
@@ -263,14 +289,19 @@ class Factoring:
             self._decide()
             return
         for factored in self.sums.values():
-            factored.settle(partial(self._is_less, factored.shape))
+            factored.settle(partial(self._is_less, factored, factored.opened))
 
     def state_dict(self) -> State:
-        """Equal on all ranks: how many rows have room in a message, by matrix."""
-        return {f"factors/{index}": factored.capacity for index, factored in self.sums.items() if self._is_decided}
+        """Equal on all ranks: how many rows have room in a message, by parameter, and a kernel's geometry."""
+        state: State = {}
+        for index, factored in self.sums.items() if self._is_decided else ():
+            state[f"factors/{index}"] = factored.capacity
+            if factored.opened:
+                state[f"factors/{index}/geometry"] = np.array(factored.opened)
+        return state
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """All ranks load the same together. The next step decides again if the state is of other matrices, or none.
+        """All ranks load the same together. The next step decides again if the state is of other parameters, or none.
 
         It does so, too, if ranks make products in different ways now, because the run continues on other hosts.
         """
@@ -278,38 +309,43 @@ class Factoring:
         is_known = bool(found) and all(capacity is not None for capacity in found.values())
         self._is_decided = is_known and not differing_ranks(self._shown(self._arithmetic.words))
         for index, factored in self.sums.items():
-            factored.open(int(found[index]) if self._is_decided else 0)  # type: ignore[arg-type]
+            geometry = tuple(np.atleast_1d(state.get(f"factors/{index}/geometry", ())).astype(int).tolist())
+            factored.open(int(found[index]) if self._is_decided else 0, geometry)  # type: ignore[arg-type]
             factored.is_settled = self._is_decided
 
     def _decide(self) -> None:
         self._is_decided = True
-        own_rows = [float(factored.rows) for factored in self.sums.values()]
-        rows = self._shown([*self._arithmetic.words, *own_rows])
-        differing = differing_ranks(rows[:, : len(self._arithmetic.words)])
-        counts = rows[:, len(self._arithmetic.words) :].astype(int)
-        for factored, of_ranks in zip(self.sums.values(), counts.T, strict=True):
-            most = int(of_ranks.max())
-            fits = not differing and of_ranks.min() >= 0 and most > 0
-            factored.open(most if fits and self._is_less(factored.shape, most) else 0)
+        shown = [*self._arithmetic.words]
+        for factored in self.sums.values():
+            shown += _as_numbers(factored)
+        table = self._shown(shown)
+        num_words = len(self._arithmetic.words)
+        differing = differing_ranks(table[:, :num_words])
+        rows = table[:, num_words:].reshape(len(table), len(self.sums), -1).astype(int)
+        for number, factored in enumerate(self.sums.values()):
+            most, geometry = _common(rows[:, number])
+            fits = not differing and most > 0 and self._is_less(factored, geometry, most)
+            factored.open(most if fits else 0, geometry if fits else ())
         self._say(differing)
 
     def _shown(self, own: Sequence[float]) -> npt.NDArray[np.float64]:
         """These numbers of each rank."""
         return self._collectives.records(len(own)).gather(own, self._deadline())
 
-    def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:
+    def _is_less(self, factored: FactoredSum, geometry: Geometry, num_rows: int) -> bool:
         """By the time on the links, and of the product of all ranks' rows in place of its own."""
         if self._choice == ALWAYS:
             return True
         others = self._collectives.group.world_size - 1
         operations_per_s = self._arithmetic.num_threads * _THREAD_OPERATIONS_PER_S
-        product_s = 2.0 * others * num_rows * shape[0] * shape[1] / operations_per_s
-        return self._links.saved_s(shape, num_rows) > product_s
+        row = factored.row_sizes(geometry)
+        product_s = 2.0 * others * num_rows * row.multiply_adds / operations_per_s
+        return self._links.saved_s(factored.gradient.size, row, num_rows) > product_s
 
     def _say(self, differing: Sequence[int]) -> None:
         chosen = [factored for factored in self.sums.values() if not factored.is_whole]
         if self._choice == ALWAYS and not chosen:
-            reason = "no matrix of the model has a gradient that is a product of two factors in every rank's first step"
+            reason = "no gradient of the model is a product of two factors in every rank's first step"
             if differing:
                 reason = f"ranks {differing} make products in other ways than rank 0 (processor, threads, PyTorch)"
             raise InputError(f"factors {ALWAYS!r}: {reason}; choose {AUTO!r} or {NONE!r}")
@@ -319,9 +355,25 @@ class Factoring:
                 "threads, PyTorch), and weights would drift apart"
             )
         elif chosen:
-            messages = sum(4 * factored.capacity * sum(factored.shape) for factored in chosen)
+            rows = [(factored.capacity, factored.row_sizes(factored.opened)) for factored in chosen]
+            messages = sum(4 * capacity * (row.left + row.right) for capacity, row in rows)
             gradients = sum(factored.gradient.nbytes for factored in chosen)
             self._tell(
-                f"{len(chosen)} of {len(self.sums)} large matrices' gradients travel as factors: {messages / 1e6:.3g} "
+                f"{len(chosen)} of {len(self.sums)} large gradients travel as factors: {messages / 1e6:.3g} "
                 f"MB a rank and step in place of {gradients / 1e6:.3g} MB"
             )
+
+
+def _as_numbers(factored: FactoredSum) -> list[float]:
+    """This rank's rows and their geometry."""
+    unused = _MOST_SIZES - len(factored.geometry)
+    return [float(factored.rows), *map(float, factored.geometry), *[-1.0] * unused]
+
+
+def _common(of_ranks: npt.NDArray[np.int_]) -> tuple[int, Geometry]:
+    """The most rows of a rank, and the geometry of all that have any; 0 rows if they differ, or a rank has none."""
+    rows = of_ranks[:, 0]
+    geometries = {tuple(size for size in sizes if size >= 0) for sizes in of_ranks[rows > 0, 1:].tolist()}
+    if rows.min() < 0 or len(geometries) != 1:
+        return 0, ()
+    return int(rows.max()), geometries.pop()

@@ -69,7 +69,7 @@ READ_FIRST = Setting(
 FACTORS = Setting(
     "factors",
     str,
-    "Whether gradients of large matrices travel as two factors, if these are smaller.",
+    "Whether gradients of large matrices and kernels travel as two factors, if these are smaller.",
     flag="--factors",
     choices=(NONE, AUTO, ALWAYS),
     default_words="`auto` between hosts",

@@ -1,6 +1,6 @@
 """The cut of a net into buckets: as --bucket says, or for `auto` by a prediction from machine and net.
 
-Matrices whose gradients may travel as factors are buckets of their own.
+Parameters whose gradients may travel as factors are buckets of their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ from samovar.core.layout import Bucket, Layout
 from samovar.core.machine import NOMINAL
 from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.torch.factors import factoring_of, matrices, scaled_product
+from samovar.frontends.torch.factors import ScaledProduct, apart, factoring_of
 from samovar.model.model import layout_of
 from samovar.report.wording import counted
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.factors import BYTE_S, LEAST_BYTES, TCP_BYTE_S, Factoring
+from samovar.strategies.factors import BYTE_S, TCP_BYTE_S, Factoring
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
 from samovar.training.memory import RankMemory
@@ -133,17 +133,16 @@ def _batch_share(config: RunConfig, net: CaffeNet, iter_size: int) -> float:
 
 
 def layout_with_factors(parameters: Mapping[str, nn.Parameter], sharing: StrategyConfig) -> tuple[Layout, int]:
-    """The layout of parameters, and how many learned matrices, which come first, may travel as factors.
+    """The layout of parameters, and how many learned parameters, which come first, may travel as factors.
 
     Raises InputError if there are none, but they were asked for.
     """
     learned = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-    least_bytes = 0 if sharing.factors == ALWAYS else LEAST_BYTES
-    apart = matrices(learned, least_bytes) if sharing.takes_factors else ()
-    if sharing.factors == ALWAYS and not apart:
-        raise InputError(f"--factors {ALWAYS}: the net learns no matrix; choose {AUTO} or {NONE}")
-    in_order = sorted(parameters.items(), key=lambda named: named[0] in apart)  # the layout reverses it
-    return layout_of(dict(in_order)), len(apart)
+    first = apart(learned, sharing.factors)
+    if sharing.factors == ALWAYS and not first:
+        raise InputError(f"--factors {ALWAYS}: the net learns no matrix or kernel; choose {AUTO} or {NONE}")
+    in_order = sorted(parameters.items(), key=lambda named: named[0] in first)  # the layout reverses it
+    return layout_of(dict(in_order)), len(first)
 
 
 def factoring_in(
@@ -155,10 +154,10 @@ def factoring_in(
     deadline: Callable[[], Deadline],
     callback: TrialCallback | None,
 ) -> Factoring:
-    """The choice of factors for these buckets, which have a matrix each. It follows --calibration if there is one."""
+    """The choice of factors for these buckets of one parameter each. It follows --calibration if there is one."""
     link = None if config.calibration == NOMINAL else config.calibration.transports.get("tcp")
     byte_s = BYTE_S if link is None else TCP_BYTE_S + 1.0 / link.bandwidth_at(_LARGE_BYTES)
     factoring = factoring_of(collectives, sharing, deadline, (callback or TrialCallback()).tell, byte_s)
     for bucket in buckets:
-        factoring.add(bucket, memory.gradients, scaled_product, 1.0)
+        factoring.add(bucket, memory.gradients, ScaledProduct(), 1.0)
     return factoring

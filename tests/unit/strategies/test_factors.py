@@ -4,12 +4,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.stateful import State
-from samovar.frontends.torch.factors import scaled_product
+from samovar.frontends.torch import factors as choosing
+from samovar.frontends.torch.factors import ScaledProduct
 from samovar.strategies.factors import Arithmetic, Factoring, Links
 from samovar.strategies.traits import AUTO
 from samovar.transports.base import Region, Transport
@@ -25,7 +28,7 @@ ROWS = 2
 )
 def test_what_factors_save_between_two_hosts(rows: int, saved_bytes: int) -> None:
     """1.8 ns a byte: the link's 0.8 and TCP's 1. From 308 rows on, factors of 1536 x 384 are more than the gradient."""
-    saved_s = Links(2, 1).saved_s((1536, 384), rows)
+    saved_s = Links(2, 1).saved_s(1536 * 384, ScaledProduct().row_sizes((1536, 384), ()), rows)
     assert saved_s == pytest.approx(1.8e-9 * saved_bytes)
     assert (saved_s > 0) == (rows <= 307)
 
@@ -38,7 +41,7 @@ def resumed(ways: tuple[float, float], state: State, transport: Transport) -> tu
     collectives, links = PlannedCollectives(transport, lambda _num_bytes: "tree"), Links(2, 1)
     arithmetic, deadline = Arithmetic((ways[rank],), 1), partial(Deadline.after, 30.0)
     factoring = Factoring(collectives, AUTO, links, arithmetic, deadline, told.append)
-    factored = factoring.add(LAYOUT.buckets()[0], gradients, scaled_product, 1.0)
+    factored = factoring.add(LAYOUT.buckets()[0], gradients, ScaledProduct(), 1.0)
     factoring.load_state_dict(state)
     sums = []
     for step in range(2):
@@ -65,3 +68,33 @@ def test_a_resumed_run_sends_factors_only_if_its_ranks_still_make_products_in_on
         assert state == {"factors/0": capacity}
         assert sums == found[0][2]
         assert [sentence.partition(":")[0] for sentence in told] == (["gradients travel whole"] if not capacity else [])
+
+
+CONVOLUTIONS = (
+    (nn.Conv1d(4, 6, 3, stride=2, padding=1), (9,)),
+    (nn.Conv2d(4, 6, (3, 2), stride=(1, 3), padding=(2, 0), dilation=(2, 1), groups=2), (8, 7)),
+    (nn.Conv3d(2, 4, (1, 2, 3), padding=1), (3, 4, 5)),
+)
+
+
+@pytest.mark.parametrize("columns_bytes", [1 << 20, 4000])
+@pytest.mark.parametrize(("layer", "size"), CONVOLUTIONS)
+def test_a_kernel_s_gradient_is_the_product_of_its_samples_on_all_ranks(
+    layer: nn.Conv2d, size: tuple[int, ...], columns_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_COLUMNS_BYTES", columns_bytes)
+    x = torch.randn(5, layer.in_channels, *size)
+    y = layer(x)
+    dy = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad(y, layer.weight, dy)
+    moves = (layer.stride, layer.padding, layer.dilation)
+    geometry = (*size, *(int(step) for steps in moves for step in steps), layer.groups)
+    row = ScaledProduct().row_sizes(tuple(layer.weight.shape), geometry)
+    assert (row.left, row.right) == (dy[0].numel(), x[0].numel())
+    assert row.multiply_adds == layer.weight.numel() * y[0, 0].numel()
+    found = np.empty(layer.weight.shape, np.float32)
+    left, right = (images.movedim(1, -1).flatten(1).numpy() for images in (dy, x))
+    ScaledProduct().multiply(left, right, 0.5, found, geometry)
+    np.testing.assert_allclose(found, 0.5 * wanted.numpy(), rtol=1e-4, atol=1e-5)
+    ScaledProduct().multiply(left[:0], right[:0], 0.5, found, geometry)
+    assert not found.any()  # of no samples

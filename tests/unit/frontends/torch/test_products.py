@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samovar.frontends.torch.factors import Graph
+from samovar.frontends.torch.backward_pass import Graph
 
 ROWS, IN, OUT = 4, 5, 3
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
