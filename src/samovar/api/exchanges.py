@@ -49,7 +49,7 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
     names = apart(parameters, config.factors)
     if config.factors == ALWAYS and not names:
         raise InputError(
-            f"replicate: factors='always': the model has no float32 matrix or kernel on the CPU; choose "
+            "replicate: factors='always': the model has no float32 matrix or kernel on the CPU; choose "
             f"'auto' or '{NONE}'"
         )
     return names

@@ -25,7 +25,7 @@ WHOLE = -1  # rows of a gradient that is no product of factors
 _MOST_SIZES = 13  # of a geometry: four for each of three dimensions, and one more
 _HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache line
 _MOST_MISSES = 3
-# Of a matrix and a kernel. Smaller ones save too little; smaller kernels belong to layers whose pictures are large.
+# Of a matrix and a kernel. Smaller ones save too little; smaller kernels mostly belong to layers with large pictures.
 LEAST_BYTES = (1 << 20, 4 << 20)
 # What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that runs decide the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
@@ -93,13 +93,13 @@ class FactoredSum(PlanRunner):
 
         left_i (K_i, m), right_i (K_i, n), gradient (m, n), all float32
 
-    Kernels of convolutions have a product of their own (`Product`), with the same cost for m and n elements of a row.
+    Kernels have a product of their own (`Product`). Their messages cost the same, for m and n elements of a row.
     Every rank makes one product of all rows in the order of ranks. So the sum has the same bits on ranks that make
     products in the same way. Up to `capacity` rows of a rank fit into its message. A rank may have more rows, or a
     gradient that is not such a product. It says so in the message, and all add whole gradients: `scale` times each.
 
     Cost: a rank sends (P-1) messages of 64 + 4 K (m+n) bytes, K the capacity; an all-reduce sends 2 (P-1)/P 4 m n.
-    It makes 2 P K m n operations in place of 2 K m n.
+    It makes 2 P K m n operations in place of 2 K m n; `RowSizes.multiply_adds` stands for m n with a kernel.
     Sources: Xie et al. 2014 (sufficient factor broadcasting); Zhang et al. 2017 (Poseidon: the smaller for each layer).
     """
 
@@ -185,7 +185,8 @@ class FactoredSum(PlanRunner):
         if self.is_whole or not self._num_misses:
             return
         if self.most_rows > self.capacity and is_less(self.most_rows):
-            self.open(max(self.most_rows, 2 * self.capacity), self.opened)
+            doubled = max(self.most_rows, 2 * self.capacity)
+            self.open(doubled if is_less(doubled) else self.most_rows, self.opened)
         elif self._num_misses == _MOST_MISSES:
             self.open(0)
 
@@ -315,10 +316,8 @@ class Factoring:
 
     def _decide(self) -> None:
         self._is_decided = True
-        shown = [*self._arithmetic.words]
-        for factored in self.sums.values():
-            shown += _as_numbers(factored)
-        table = self._shown(shown)
+        own = (number for factored in self.sums.values() for number in _as_numbers(factored))
+        table = self._shown([*self._arithmetic.words, *own])
         num_words = len(self._arithmetic.words)
         differing = differing_ranks(table[:, :num_words])
         rows = table[:, num_words:].reshape(len(table), len(self.sums), -1).astype(int)
@@ -345,7 +344,7 @@ class Factoring:
     def _say(self, differing: Sequence[int]) -> None:
         chosen = [factored for factored in self.sums.values() if not factored.is_whole]
         if self._choice == ALWAYS and not chosen:
-            reason = "no gradient of the model is a product of two factors in every rank's first step"
+            reason = "no gradient of the model is a product of two factors, of equal sizes, in every rank's first step"
             if differing:
                 reason = f"ranks {differing} make products in other ways than rank 0 (processor, threads, PyTorch)"
             raise InputError(f"factors {ALWAYS!r}: {reason}; choose {AUTO!r} or {NONE!r}")

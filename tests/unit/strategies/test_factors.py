@@ -13,6 +13,7 @@ from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.stateful import State
 from samovar.frontends.torch import factors as choosing
 from samovar.frontends.torch.factors import ScaledProduct
+from samovar.model import direct
 from samovar.strategies.factors import Arithmetic, Factoring, Links
 from samovar.strategies.traits import AUTO
 from samovar.transports.base import Region, Transport
@@ -71,19 +72,28 @@ def test_a_resumed_run_sends_factors_only_if_its_ranks_still_make_products_in_on
 
 
 CONVOLUTIONS = (
+    (nn.Conv1d(4, 6, 3), (9,)),
     (nn.Conv1d(4, 6, 3, stride=2, padding=1), (9,)),
     (nn.Conv2d(4, 6, (3, 2), stride=(1, 3), padding=(2, 0), dilation=(2, 1), groups=2), (8, 7)),
     (nn.Conv3d(2, 4, (1, 2, 3), padding=1), (3, 4, 5)),
 )
 
 
-@pytest.mark.parametrize("columns_bytes", [1 << 20, 4000])
+@pytest.mark.parametrize(("num_samples", "columns_bytes"), [(5, 1 << 20), (5, 1500), (1, 1 << 20)])
 @pytest.mark.parametrize(("layer", "size"), CONVOLUTIONS)
+@pytest.mark.parametrize("has_onednn", [True, False])
 def test_a_kernel_s_gradient_is_the_product_of_its_samples_on_all_ranks(
-    layer: nn.Conv2d, size: tuple[int, ...], columns_bytes: int, monkeypatch: pytest.MonkeyPatch
+    layer: nn.Conv2d,
+    size: tuple[int, ...],
+    num_samples: int,
+    columns_bytes: int,
+    has_onednn: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By either library, also inside the user's autocast, which rounds what PyTorch multiplies itself."""
     monkeypatch.setattr(choosing, "_COLUMNS_BYTES", columns_bytes)
-    x = torch.randn(5, layer.in_channels, *size)
+    monkeypatch.setattr(direct, "_HAS_ONEDNN", has_onednn)
+    x = torch.randn(num_samples, layer.in_channels, *size)
     y = layer(x)
     dy = torch.randn_like(y)
     (wanted,) = torch.autograd.grad(y, layer.weight, dy)
@@ -94,7 +104,8 @@ def test_a_kernel_s_gradient_is_the_product_of_its_samples_on_all_ranks(
     assert row.multiply_adds == layer.weight.numel() * y[0, 0].numel()
     found = np.empty(layer.weight.shape, np.float32)
     left, right = (images.movedim(1, -1).flatten(1).numpy() for images in (dy, x))
-    ScaledProduct().multiply(left, right, 0.5, found, geometry)
+    with torch.autocast("cpu", torch.bfloat16):
+        ScaledProduct().multiply(left, right, 0.5, found, geometry)
     np.testing.assert_allclose(found, 0.5 * wanted.numpy(), rtol=1e-4, atol=1e-5)
     ScaledProduct().multiply(left[:0], right[:0], 0.5, found, geometry)
     assert not found.any()  # of no samples

@@ -163,11 +163,12 @@ def _product(node: Node, slot: int, is_transposed: bool) -> Use | None:
 
 
 def _geometry(node: Any, own: torch.Tensor) -> Geometry | None:
-    """The sizes of a convolution that its kernel does not have; None of one that is transposed, or has no batch."""
-    moves = (node._saved_stride, node._saved_padding, node._saved_dilation)
-    if node._saved_transposed or own.dim() != len(moves[0]) + 2:
+    """The sizes of a convolution that its kernel does not have; None if it is transposed."""
+    if node._saved_transposed:
         return None
-    return (*own.shape[2:], *(size for sizes in moves for size in sizes), node._saved_groups)
+    num = own.dim() - 2
+    moves = (node._saved_stride, node._saved_padding, node._saved_dilation)  # of `num` sizes, or one for all
+    return (*own.shape[2:], *(size for sizes in moves for size in sizes * (num // len(sizes))), node._saved_groups)
 
 
 def _after_their_next(first: Node) -> Iterator[Node]:

@@ -23,7 +23,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.host import models
 from samovar.frontends.torch.backward_pass import BackwardPass, Graph, Use
-from samovar.model.direct import product
+from samovar.model.direct import product, put_factors
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import BYTE_S, LEAST_BYTES, WHOLE, Arithmetic, FactoredSum, Factoring, Links, RowSizes
 from samovar.strategies.traits import ALWAYS, NONE
@@ -77,7 +77,7 @@ class ScaledProduct:
             torch.addmm(out, output_gradients.t(), inputs, beta=0, alpha=scale, out=out)
             return
         groups, num_places = geometry[-1], math.prod(_output_size(geometry, out.shape[2:]))
-        at_once = max(1, _COLUMNS_BYTES // (4 * num_places * groups * math.prod(out.shape[1:])))
+        at_once = max(1, _COLUMNS_BYTES // (4 * num_places * math.prod(out.shape[1:])))
         inputs = inputs.view(-1, *_divided(geometry)[0], groups * out.shape[1])
         if not len(left):
             out.zero_()
@@ -102,8 +102,9 @@ def _put_kernel(
     windows = F.pad(x, (0, 0, *(both for padding in reversed(paddings) for both in (padding, padding))))
     for dimension, (extent, stride, dilation) in enumerate(zip(kernel, strides, dilations, strict=True), 1):
         windows = windows.unfold(dimension, dilation * (extent - 1) + 1, stride)[..., ::dilation]
-    columns_MK = windows.movedim(1 + len(size), -1).reshape(len(dy_MO), -1)
-    made = product(dy_MO.t(), columns_MK.t()).view(len(out), *kernel, -1).movedim(-1, 1)
+    columns_MK = windows.movedim(1 + len(size), -1).reshape(len(dy_MO), -1).contiguous()  # no rows that overlap
+    with torch.autocast("cpu", enabled=False):  # the user's, around the backward pass, would round factors
+        made = product(dy_MO.t(), columns_MK.t()).view(len(out), *kernel, -1).movedim(-1, 1)
     if accumulate:
         out.add_(made, alpha=scale)
     else:
@@ -280,9 +281,7 @@ def _send(matrix: _Matrix, gradients: Gradients, use: Use, output_gradient: torc
         for place in places:
             place[:] = 0.0
     else:
-        for place, factor in zip(places, use.factors(output_gradient), strict=True):
-            moved = factor.movedim(1, -1)
-            torch.from_numpy(place).view(moved.shape).copy_(moved)
+        put_factors(places, use.factors(output_gradient))
     matrix.num_rows = stop
     matrix.num_uses -= 1
     if not matrix.num_uses:
