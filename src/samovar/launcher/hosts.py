@@ -14,7 +14,9 @@ from typing import Any
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.plain import to_plain
+from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
+from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.launch.identity import own_key_file
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.launch.processes import AT_ONCE, SignalEffect
@@ -136,7 +138,7 @@ def _digest(config: RunConfig) -> str:
     if config.job == "train" or (config.job == "time" and config.is_solver):
         solver = load_solver(config.model)
         nets = [solver.net, *(test.source for test in solver.test_nets)]
-        texts = [solver.path.read_text(errors="replace")]
+        texts = [str(read_text(solver.path, "SolverParameter", FOREIGN_FIELDS).message)]  # a field on each line
     texts += [str(net.read().message) for net in nets]
     if config.strategy.source is not None:
         texts.append(Path(inspect.getfile(kind_of(config.strategy.name))).read_text(errors="replace"))

@@ -14,8 +14,9 @@ from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.launch.meeting import Met
 from samovar.launch.script import Hosts
-from samovar.launcher.hosts import _files_of, place_of
+from samovar.launcher.hosts import _digest, _files_of, place_of
 from samovar.launcher.other_hosts import Host0, OtherHost
+from tests.multiproc.nets import write_net, write_solver
 from tests.unit.launch.test_meeting import hellos, met, places
 
 
@@ -32,6 +33,17 @@ def test_a_folder_in_the_place_of_a_snapshot_has_only_files_to_send(tmp_path: Pa
     (tmp_path / "config.json").touch()
     files = _files_of(RunConfig("train", Path("solver.prototxt"), snapshot=tmp_path))
     assert files == {f"snapshot/{tmp_path.name}/config.json": tmp_path / "config.json"}
+
+
+def test_fields_of_a_solver_count_also_on_the_line_of_a_path(tmp_path: Path) -> None:
+    """The net's place is each host's own, and its line may hold the rate."""
+    solver = write_solver(write_net(tmp_path, tmp_path), 12)
+    line = solver.read_text().replace("\n", " ")
+    digests = []
+    for text in (solver.read_text(), line, line.replace("base_lr: 0.0", "base_lr: 0.9")):
+        solver.write_text(text)
+        digests.append(_digest(RunConfig("train", solver)))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_environment_names_the_key_where_no_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
