@@ -176,6 +176,7 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
         ({"metrics": [samovar.Sink()]}, "metrics: got a Sink, but another process writes; give FILE.py:NAME or"),
         ({"record": "yes"}, "record: got 'yes'; give True or False"),
+        ({"snapshot": "my--seed/--out/gone"}, "snapshot my--seed/--out/gone: does not exist; give a snapshot folder"),
         ({"strategy": "sync-easgd", "moving_rate": "much"}, "moving_rate: got 'much'; give a value of type float"),
         ({"strategy": "local-sgd", "sync_period_steps": 0}, "sync_period_steps: got 0 steps; give at least 1"),
     ],

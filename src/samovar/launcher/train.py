@@ -296,11 +296,11 @@ def _paths(weights: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...
 
 @contextmanager
 def _errors_in_python() -> Iterator[None]:
-    """In errors about flags, which the command shares, name the arguments; commands stay as they are."""
+    """In errors about flags, which the command shares, name the arguments; commands and paths stay as they are."""
     try:
         yield
     except SamovarError as error:
-        error.args = (re.sub(r"`[^`]*`|--[a-z-]*[a-z]", _argument, str(error)), *error.args[1:])
+        error.args = (re.sub(r"`[^`]*`|(?<![\w./-])--[a-z-]*[a-z]", _argument, str(error)), *error.args[1:])
         raise
 
 
