@@ -187,11 +187,18 @@ def test_what_only_a_program_can_get_wrong_is_refused(settings: dict[str, Any], 
     assert str(caught.value).startswith(sentence)
 
 
-def test_wrong_input_that_a_rank_finds_leaves_no_folder(tmp_path: Path, digits: Path) -> None:
+@pytest.mark.parametrize("children", [signal.SIG_DFL, signal.SIG_IGN])
+def test_wrong_input_that_a_rank_finds_leaves_no_folder(tmp_path: Path, digits: Path, children: Any) -> None:
+    """Also in a program that ignores the ends of its children, such as a service."""
     solver = write_solver(write_net(tmp_path, digits), 2)
     write_net(tmp_path, tmp_path / "nowhere")
-    with pytest.raises(samovar.InputError, match="nowhere"):
-        samovar.train(solver, out=tmp_path / "out", quiet=True)
+    before = signal.signal(signal.SIGCHLD, children)
+    try:
+        with pytest.raises(samovar.InputError, match="nowhere"):
+            samovar.train(solver, out=tmp_path / "out", quiet=True)
+        assert signal.getsignal(signal.SIGCHLD) == children
+    finally:
+        signal.signal(signal.SIGCHLD, before)
     assert not (tmp_path / "out").exists()
 
 

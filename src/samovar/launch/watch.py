@@ -374,6 +374,8 @@ def _wakeup_on_signals(numbers: Sequence[int], waiting: list[int]) -> Iterator[s
 
     old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False) if is_main else -1
     old_handlers = {number: signal.signal(number, note) for number in taken}
+    if is_main and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # then no rank's end would have a code
+        old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield reader
     finally:
