@@ -247,7 +247,7 @@ def _snapshot_prefix(text: TextMessage) -> Path:
         if min(written, default=" ") < " ":
             raise ValueError(r"has a control character, such as the newline that \n is here (write / or \\)")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            Path(f"{written}_iter_1000000000.solverstate.h5").stat()
+            Path(f"{written}_iter_1000000000.solverstate.h5..4194304.partial").stat()  # as long as publish_file's
     except (OSError, ValueError) as error:  # a name that no file can have
         reason, line = getattr(error, "strerror", None) or error, text.places.line_of("snapshot_prefix")
         raise InputError(f"{text.path}:{line}: snapshot_prefix: {reason}; give a shorter, plain path") from None

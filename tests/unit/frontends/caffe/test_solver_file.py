@@ -153,7 +153,7 @@ def test_a_folder_as_snapshot_prefix(solver_of: Solver, tmp_path: Path) -> None:
     assert solver_of(f'{LEAST} snapshot_prefix: "{tmp_path}"').snapshot_prefix == tmp_path / "my_solver"
 
 
-@pytest.mark.parametrize("prefix", ["a" * 245, "a\\000b", r"models\net", r"models\train"])
+@pytest.mark.parametrize("prefix", ["a" * 245, "a" * 215, "a\\000b", r"models\net", r"models\train"])
 def test_a_snapshot_prefix_that_no_file_can_have(solver_of: Solver, prefix: str) -> None:
     with pytest.raises(InputError, match=r"my_solver.prototxt:\d+: snapshot_prefix: .*; give a shorter, plain path"):
         solver_of(f'{LEAST} snapshot_prefix: "{prefix}"')
