@@ -84,10 +84,12 @@ def test_the_figures_of_a_loop_say_where_its_time_goes(team: ProcessGroup) -> No
     replica.close()
 
 
-def test_a_loss_that_is_not_one_number_has_no_figure(team: ProcessGroup) -> None:
+@pytest.mark.parametrize("output", [torch.Tensor.clone, lambda y: torch.complex(y[:1], y[1:])], ids=["two", "complex"])
+def test_a_loss_that_is_not_one_real_number_has_no_figure(team: ProcessGroup, output: Any) -> None:
     kept = Kept()
     replica, model = replica_of(team, figures_wanted([kept], None, has_center=False))
-    replica.backward(model(torch.ones(2, 3)), gradient=torch.ones(2, 1))
+    loss = output(model(torch.ones(2, 3)))
+    replica.backward(loss, gradient=torch.ones_like(loss))
     replica.step()
     assert np.isnan(kept.lines[0][2]["loss"])
     replica.close()

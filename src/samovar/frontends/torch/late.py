@@ -61,7 +61,7 @@ class Losses:
 
     def add(self, loss: torch.Tensor) -> None:
         """Copies it: a CUDA graph writes the next loss to the same memory."""
-        is_number = loss.numel() == 1
+        is_number = loss.numel() == 1 and not loss.is_complex()
         kept = loss.reshape(1).clone() if is_number else loss.new_full((1,), math.nan, dtype=torch.float32)
         self._kept.append(kept)
 
@@ -82,4 +82,4 @@ class Losses:
 
 def number_of(loss: torch.Tensor) -> float:
     """A loss as a number; NaN if it is not one number."""
-    return float(loss) if loss.numel() == 1 else math.nan
+    return float(loss) if loss.numel() == 1 and not loss.is_complex() else math.nan
