@@ -194,3 +194,14 @@ def test_no_other_optimizer_steps_with_the_parameters_of_a_replica(team: Process
     replica.close()
     model(x).sum().backward()
     of_both.step()
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+def test_an_optimizer_that_gets_as_many_other_parameters_is_refused(team: ProcessGroup, strategy: str) -> None:
+    """As loops that train one block of layers after another do: nothing would exchange the second."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = sgd(model[0])
+    replica = Replica(model, optimizer, team, StrategyConfig(name=strategy), 5.0)
+    optimizer.param_groups[0]["params"] = list(model[1].parameters())
+    with pytest.raises(SamovarError, match="other parameters train than at replicate"):
+        replica.backward(model(torch.ones(1, 3)).sum())

@@ -38,14 +38,14 @@ class Optimizers:
         self.is_allowed = self.has_stepped = False
         self._factor, self._is_loading = 1.0, False
         self._hooks: list[RemovableHandle] = []
-        self._num_parameters = 0
+        self._updated: frozenset[int] = frozenset()
         self._starts_empty = [not optimizer.state for optimizer in self.all]
         self._frozen: list[nn.Parameter] = []
         self._trained: set[int] = set()
 
     def guard(self, model: nn.Module) -> None:
         """From now on they step only with the replica, and the same parameters of the model train."""
-        self._num_parameters = self._count()
+        self._updated = self._members()
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._trained = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
         own = weakref.WeakMethod(self._require_allowed)  # torch keeps the hooks of all optimizers
@@ -172,7 +172,7 @@ class Optimizers:
     def require_same_parameters(self) -> None:
         """Raises SamovarError if a parameter was added, removed, or unfrozen with no other replica that has it."""
         unfrozen = any(p.requires_grad and not is_claimed(p) for p in self._frozen)
-        if self._count() != self._num_parameters or unfrozen:
+        if self._members() != self._updated or unfrozen:
             raise SamovarError(
                 "other parameters train than at replicate(): one was added, removed or unfrozen. Call finish() and "
                 "close(), and replicate again, or let all that will train require a gradient before replicate()"
@@ -183,8 +183,8 @@ class Optimizers:
         for hook in self._hooks:
             hook.remove()
 
-    def _count(self) -> int:
-        return sum(len(group["params"]) for group in self.param_groups)
+    def _members(self) -> frozenset[int]:
+        return frozenset(id(p) for group in self.param_groups for p in group["params"])
 
     def _name_rates(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._is_loading:
