@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.core.errors import InputError, NotFinite, SamovarError
+from samovar.core.layout import LOOK_EVERY_STEPS
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
 
@@ -207,6 +208,28 @@ def test_step_takes_a_function(team: ProcessGroup) -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="got a int; give nothing, or a function"):
         replica_of(team, model, sgd(model)).step(3)  # type: ignore[arg-type]
+
+
+class Around(torch.optim.Optimizer):
+    """As Lookahead of timm, which leaves out `super().__init__()`: torch calls hooks of the one inside alone."""
+
+    def __init__(self, inside: torch.optim.Optimizer) -> None:
+        self.inside, self.defaults = inside, inside.defaults
+        self.param_groups, self.state = inside.param_groups, inside.state
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+
+def test_an_optimizer_around_another_steps_without_a_warning(
+    team: ProcessGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, Around(sgd(model)))
+    for x in data(2 * LOOK_EVERY_STEPS):
+        replica.backward(model(x).square().mean())
+        replica.step()
+    assert "stepped no optimizer" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

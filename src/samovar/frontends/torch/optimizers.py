@@ -98,6 +98,7 @@ class Optimizers:
         with self.allowed():
             for optimizer in self.all:
                 optimizer.step()
+        self.has_stepped = True  # one that wraps another may call no hooks of its own
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
