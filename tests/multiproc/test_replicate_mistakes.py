@@ -1,10 +1,12 @@
 """Mistakes in a training loop of one's own: none trains wrong without a word, and every rank says what was left out."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.multiproc.command import run
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 PROGRAM = "tests.multiproc.replicate_mistakes_rank"
@@ -101,3 +103,23 @@ def test_several_optimizers_train_as_one(name: str, world_size: int) -> None:
 def test_a_copy_of_the_model_belongs_to_nobody() -> None:
     first, second = succeeded(results(2), "copies_are_free")
     assert first["values"] == second["values"]
+
+
+UNGUARDED = """
+import samovar, torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(3, 2)
+replica = samovar.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+loader = DataLoader(torch.zeros(8, 3), 2, num_workers=1, multiprocessing_context="spawn")
+for batch in replica.shard(loader):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_loader_s_process_that_runs_the_script_again_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(UNGUARDED)
+    ended = run("run", "-n", 1, "loop.py", folder=tmp_path)
+    assert ended.return_code == 1
+    assert "runs this script again; put what the script does under `if __name__ == '__main__':`" in ended.errors

@@ -1,5 +1,6 @@
 """`samovar.replicate`: a training loop of the user on several ranks."""
 
+import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,6 +105,12 @@ _process = _Process()
 
 
 def _require_limit(timeout_s: object) -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing's own sign
+        raise InputError(
+            "replicate: a process that multiprocessing started, such as a worker of a DataLoader, runs this script "
+            "again; put what the script does under `if __name__ == '__main__':`, or give the DataLoader "
+            "multiprocessing_context='fork'"
+        )
     if not isinstance(timeout_s, Real) or not 0 < float(timeout_s) < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s!r}; give seconds, more than 0 and less than a day")
 
