@@ -59,6 +59,7 @@ class _Process:
         device: torch.device | None,
         timeout_s: float,
     ) -> tuple[Joined, ProcessGroup]:
+        _require_own_process()
         _require_limit(timeout_s)
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
@@ -89,6 +90,7 @@ class _Process:
         job: ElasticJob,
     ) -> ElasticReplica:
         """This process as a worker of an elastic job."""
+        _require_own_process()
         _require_limit(timeout_s)
         if self._elastic is not None and not self._elastic.is_closed:
             raise InputError("replicate: a worker of an elastic job has one replica; close() it first")
@@ -104,13 +106,16 @@ class _Process:
 _process = _Process()
 
 
-def _require_limit(timeout_s: object) -> None:
+def _require_own_process() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing's own sign
         raise InputError(
             "replicate: a process that multiprocessing started, such as a worker of a DataLoader, runs this script "
             "again; put what the script does under `if __name__ == '__main__':`, or give the DataLoader "
             "multiprocessing_context='fork'"
         )
+
+
+def _require_limit(timeout_s: object) -> None:
     if not isinstance(timeout_s, Real) or not 0 < float(timeout_s) < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s!r}; give seconds, more than 0 and less than a day")
 

@@ -102,11 +102,8 @@ def tensor_of(array: Flat) -> torch.Tensor:
 
 def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
     """The parameter at `entry` of a flat tensor of any type, in its logical shape."""
-    run = tensor_N[entry.offset : entry.stop]
-    if not entry.spec.channels_last:
-        return run.view(entry.spec.shape)
-    out_channels, channels, height, width = entry.spec.shape
-    return run.view(out_channels, height, width, channels).permute(0, 3, 1, 2)
+    stored = tensor_N[entry.offset : entry.stop].view(entry.spec.stored_shape)
+    return stored.movedim(-1, 1) if entry.spec.channels_last else stored
 
 
 class StagedBuffer:

@@ -37,6 +37,11 @@ class ParameterSpec:
     def size(self) -> int:
         return prod(self.shape)
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in memory; with `channels_last` its last dimension is the second of `shape`."""
+        return (self.shape[0], *self.shape[2:], self.shape[1]) if self.channels_last else self.shape
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -51,11 +56,8 @@ class Entry:
 
     def view(self, flat: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
         """The parameter in a flat array, in its logical shape (strided where it is stored channels-last)."""
-        run = flat[self.offset : self.stop]
-        if not self.spec.channels_last:
-            return run.reshape(self.spec.shape)
-        out_channels, channels, height, width = self.spec.shape
-        return run.reshape(out_channels, height, width, channels).transpose(0, 3, 1, 2)
+        stored = flat[self.offset : self.stop].reshape(self.spec.stored_shape)
+        return np.moveaxis(stored, -1, 1) if self.spec.channels_last else stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,17 @@ def apart(parameters: Mapping[str, nn.Parameter], choice: str | None) -> tuple[s
     """The matrices and kernels whose gradients may travel as factors by this `choice`: all of some size, or all."""
     if choice in (None, NONE):
         return ()
-    least = (0, 0) if choice == ALWAYS else LEAST_BYTES
-    return tuple(name for name, p in parameters.items() if _is_plain(p) and p.numel() * 4 >= least[p.dim() > 2])
+    return _of_size(parameters, (0, 0) if choice == ALWAYS else LEAST_BYTES)
 
 
 def matrices(parameters: Mapping[str, nn.Parameter], least_bytes: int) -> tuple[str, ...]:
     """The matrices whose gradients may be products: float32 (m, n) on the CPU, of `least_bytes` or more."""
-    named = ((name, p) for name, p in parameters.items() if p.dim() == 2)
-    return tuple(name for name, p in named if _is_plain(p) and p.numel() * 4 >= least_bytes)
+    return _of_size(parameters, (least_bytes, math.inf))
+
+
+def _of_size(parameters: Mapping[str, nn.Parameter], least_bytes: tuple[float, float]) -> tuple[str, ...]:
+    """Those that have `least_bytes`, of a matrix or of a kernel."""
+    return tuple(name for name, p in parameters.items() if _is_plain(p) and p.numel() * 4 >= least_bytes[p.dim() > 2])
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
@@ -66,8 +69,12 @@ class ScaledProduct:
         if not geometry:
             m, n = shape[0], math.prod(shape[1:])
             return RowSizes(m, n, m * n)
-        num_inputs = geometry[-1] * shape[1] * math.prod(_divided(geometry)[0])
-        num_places = math.prod(_output_size(geometry, shape[2:]))
+        size, *moves = _divided(geometry)
+        num_inputs = geometry[-1] * shape[1] * math.prod(size)
+        each = zip(size, shape[2:], *moves, strict=True)
+        num_places = math.prod(
+            (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in each
+        )
         return RowSizes(shape[0] * num_places, num_inputs, math.prod(shape) * num_places)
 
     def multiply(self, left: Floats, right: Floats, scale: float, gradient: Floats, geometry: tuple[int, ...]) -> None:
@@ -76,7 +83,7 @@ class ScaledProduct:
             out = out.view(len(out), -1)
             torch.addmm(out, output_gradients.t(), inputs, beta=0, alpha=scale, out=out)
             return
-        groups, num_places = geometry[-1], math.prod(_output_size(geometry, out.shape[2:]))
+        groups, num_places = geometry[-1], left.shape[1] // len(out)
         at_once = max(1, _COLUMNS_BYTES // (4 * num_places * math.prod(out.shape[1:])))
         inputs = inputs.view(-1, *_divided(geometry)[0], groups * out.shape[1])
         if not len(left):
@@ -114,11 +121,6 @@ def _put_kernel(
 def _divided(geometry: tuple[int, ...]) -> list[tuple[int, ...]]:
     num = len(geometry) // 4
     return [geometry[start : start + num] for start in range(0, 4 * num, num)]
-
-
-def _output_size(geometry: tuple[int, ...], kernel: Sequence[int]) -> list[int]:
-    sizes = zip(kernel, *_divided(geometry), strict=True)
-    return [(size + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for k, size, stride, padding, dilation in sizes]
 
 
 def own_arithmetic() -> Arithmetic:

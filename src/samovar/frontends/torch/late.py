@@ -61,8 +61,7 @@ class Losses:
 
     def add(self, loss: torch.Tensor) -> None:
         """Copies it: a CUDA graph writes the next loss to the same memory."""
-        is_number = loss.numel() == 1 and not loss.is_complex()
-        kept = loss.reshape(1).clone() if is_number else loss.new_full((1,), math.nan, dtype=torch.float32)
+        kept = loss.reshape(1).clone() if _is_number(loss) else loss.new_full((1,), math.nan, dtype=torch.float32)
         self._kept.append(kept)
 
     def take(self, num_steps: int) -> tuple[list[float], int] | None:
@@ -82,4 +81,8 @@ class Losses:
 
 def number_of(loss: torch.Tensor) -> float:
     """A loss as a number; NaN if it is not one number."""
-    return float(loss) if loss.numel() == 1 and not loss.is_complex() else math.nan
+    return float(loss) if _is_number(loss) else math.nan
+
+
+def _is_number(loss: torch.Tensor) -> bool:
+    return loss.numel() == 1 and not loss.is_complex()
