@@ -40,8 +40,7 @@ test: $(GROUND)
 test-all: $(WHOLE_GROUND) lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -r fE tests/unit tests/sim tests/conformance
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/coverage run -m pytest -q -r fE tests/parity
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -q -r fE -n 2 --dist loadfile tests/unit tests/sim tests/conformance tests/parity
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --sort=cover
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
