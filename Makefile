@@ -8,7 +8,7 @@ GROUND := .venv/ready
 SITE_GROUND := .venv/site-ready
 WHOLE_GROUND := .venv/whole-ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist bench-learning bench-predicted bench-papers docs tables site site-check wheel wheel-check pictures sanitize clean
+.PHONY: setup demo test test-all coverage covered-unit covered-ranks fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist bench-learning bench-predicted bench-papers docs tables site site-check wheel wheel-check pictures sanitize clean
 
 setup: $(GROUND)
 
@@ -40,9 +40,13 @@ test: $(GROUND)
 test-all: $(WHOLE_GROUND) lint types docs sanitize coverage ; $(BIN)/python -m pytest -n 2 --dist loadfile --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest -q -r fE -n 2 --dist loadfile tests/unit tests/sim tests/conformance tests/parity
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target covered-unit covered-ranks
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --sort=cover
+covered-unit: ; $(BIN)/coverage run -m pytest -q -r fE tests/unit
+covered-ranks:
+	$(BIN)/coverage run -m pytest -q -r fE tests/sim tests/conformance
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/coverage run -m pytest -q -r fE tests/parity
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets

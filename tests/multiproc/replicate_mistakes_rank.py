@@ -164,6 +164,13 @@ def shared_later(loop: Loop) -> None:
     loop.train(1)
 
 
+def doubled_later(loop: Loop) -> None:
+    loop.train(1)
+    loop.model.double()
+    x, y = next(loop.batches)
+    loop.replica.backward(F.cross_entropy(loop.model(x.double()), y))
+
+
 def differs_at_save(loop: Loop) -> None:
     loop.train(1)
     _disturb(loop)
@@ -353,6 +360,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
             loads_mixed_steps,
             loads_mixed_runs,
             shared_later,
+            doubled_later,
             differs_at_save,
             differs_at_first,
             differs_at_finish,

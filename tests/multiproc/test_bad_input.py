@@ -173,6 +173,14 @@ def unknown_flag(place: Place) -> Bad:
 
 
 @case
+def a_setting_that_a_script_gives(_place: Place) -> Bad:
+    said = (
+        r"^--sync-period is a flag of `samovar train`; in a script, give sync_period_steps=\.\.\. to samovar.replicate;"
+    )
+    return ["run", "--sync-period", "4", "script.py"], said + r" see `samovar run --help`$"
+
+
+@case
 def no_solver(_place: Place) -> Bad:
     return ["train"], r"^Missing option '--solver'; see `samovar train --help`$"
 

@@ -53,6 +53,16 @@ def test_a_database_and_its_mean(folder: Path) -> None:
     assert (quiet.output, quiet.errors) == ("", "")
 
 
+def test_a_mean_in_the_way_leaves_no_database(folder: Path) -> None:
+    (folder / "mean.binaryproto").write_bytes(b"of other images")
+    flags = ("--folder", "flowers", "--resize", "8x8", "--out", "data/flowers_lmdb", "--mean", "mean.binaryproto")
+    ended = run("data", "images", *flags, folder=folder)
+    assert ended.return_code == BAD_INPUT, ended
+    assert "mean.binaryproto: exists with other content, so it is not replaced" in ended.error
+    assert not list((folder / "data").glob("*"))
+    assert (folder / "mean.binaryproto").read_bytes() == b"of other images"
+
+
 def test_a_class_whose_name_is_not_unicode(folder: Path) -> None:
     (folder / "flowers" / "roses").rename(folder / "flowers" / os.fsdecode(b"caf\xe9"))
     strict = ("env", "PYTHONIOENCODING=utf-8:strict")

@@ -34,6 +34,7 @@ REFUSED = {
     "loads_mixed_runs/shm-easgd": "are of another run than that of rank 0",
     "loads_mixed_runs": ONE_SAVE,
     "shared_later": "share_memory(), of the model or of a gradient, has moved the gradients",
+    "doubled_later": "exchanges add in float32, which would round it",
     "differs_at_save": EQUAL,
     "differs_when_asked": EQUAL,
     "differs_at_first": EQUAL,

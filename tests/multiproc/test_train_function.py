@@ -172,6 +172,7 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
     ("settings", "sentence"),
     [
         ({"moving_rte": 0.5}, "train: there is no argument moving_rte; did you mean 'moving_rate'?"),
+        ({"out": ""}, "out '': names no folder; give one, such as . for the current folder"),
         ({"iterations": "5"}, "iterations: got '5'; give a whole number"),
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
         ({"metrics": [samovar.Sink()]}, "metrics: got a Sink, but another process writes; give FILE.py:NAME or"),

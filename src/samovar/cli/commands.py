@@ -120,6 +120,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
         # Without arguments the help was shown, and there is nothing to say.
         if message := " ".join(error.format_message().split()).rstrip("."):
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
+            message = _hint(command, getattr(error, "option_name", "")) or message
             _told(InputError(f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"))
         return InputError.exit_code
     except SamovarError as error:
@@ -130,6 +131,15 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
             raise
         return _told(known)
     return int(code or 0)
+
+
+def _hint(command: str, option: str) -> str:
+    """What gives the setting of an unknown flag, or "": `samovar run` has none of strategies."""
+    if command != "samovar run" or not option:
+        return ""
+    argument = importlib.import_module("samovar.strategies.config").in_python(option)
+    given = f"in a script, give {argument}=... to samovar.replicate"
+    return "" if argument == option else f"{option} is a flag of `samovar train`; {given}"
 
 
 def _known(error: OSError) -> SamovarError | None:

@@ -32,13 +32,6 @@ class Panel:
 OPTIONS, OUTPUT = Panel(), Panel("Output and help")
 
 
-def named(written: str) -> Path:
-    """A path that is not empty: a variable that is not set would mean the current folder."""
-    if not written:
-        raise InputError("--out '': names no folder; give one, such as . for the current folder")
-    return Path(written)
-
-
 def require_place(flag: str, path: Path, read: Callable[[Path], object] | None = None) -> None:
     """Refuse now what would be refused after measuring. A file that exists is replaced only if `read` can read it."""
     if not path.parent.is_dir() or path.is_dir():

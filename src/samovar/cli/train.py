@@ -11,7 +11,7 @@ import typer
 
 from samovar.cli import flags
 from samovar.cli.command import gathered
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet, named
+from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
@@ -28,6 +28,7 @@ from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
 from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.records import Tested
+from samovar.report.run_folder import at_folder
 from samovar.strategies.catalog import asked_for
 
 
@@ -49,7 +50,7 @@ def _train(
     asynchronous: flags.Async,
     boxed: flags.Boxed,
     hosts: flags.HostFlags,
-    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.", parser=named)] = None,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.", parser=at_folder)] = None,
     figures: flags.FigureFlags,
     quiet: Quiet = False,
     as_json: Annotated[bool, OUTPUT("", "Print result.json; progress goes to stderr.", "--json")] = False,
@@ -117,7 +118,7 @@ def test(
     master_addr: flags.MasterAddress = None,
     master_port: flags.MasterPort = None,
     key_file: flags.KeyFile = None,
-    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.", parser=named)] = None,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.", parser=at_folder)] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the outputs and the loss as JSON.", "--json")] = False,
     _help_all: HelpAll = False,
 ) -> None:

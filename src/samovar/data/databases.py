@@ -19,7 +19,7 @@ from samovar.core.errors import InputError, require_choice
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
 from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
-from samovar.formats.caffe.blob import write_mean
+from samovar.formats.caffe.blob import is_mean_written, write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
 from samovar.formats.caffe.files import read_file
 from samovar.formats.image import MAX_FILE_BYTES, MAX_PIXELS, Pixels, decode_image, read_image, resized
@@ -194,9 +194,10 @@ def write_image_files(
 
     Keys are 00000000_NAME, as convert_imageset writes them. The folder appears only when every image is in it.
     Cost: one decoding each, on all cores of this process; a few images in memory.
-    Raises: InputError naming the unusable images, or for a mean of different shapes.
+    Raises: InputError naming the unusable images, for a mean of different shapes, or if `mean` has another one. Then
+    nothing was written.
     """
-    measured = _Measured(mean is not None)
+    measured = _Measured(mean)
     written = write_lmdb(folder, _converted_records(images, conversion, measured, told))
     database = WrittenDatabase(folder, len(images), not written)
     already_there = None if mean is None else not write_mean(mean, measured.mean())
@@ -206,8 +207,8 @@ def write_image_files(
 class _Measured:
     """Shapes and sum of the converted images. Threads may call `take`, in any order."""
 
-    def __init__(self, needs_mean: bool) -> None:
-        self._needs_mean = needs_mean
+    def __init__(self, mean: Path | None) -> None:
+        self._mean = mean
         self._lock = threading.Lock()
         self._shapes: set[tuple[int, ...]] = set()
         self._sums = np.zeros((), np.int64)
@@ -221,17 +222,20 @@ class _Measured:
         with self._lock:
             self._shapes.add(pixels.shape)
             self._num_images += 1
-            if self._needs_mean and len(self._shapes) == 1:
+            if self._mean is not None and len(self._shapes) == 1:
                 self._sums = self._sums + pixels
 
-    def require_what_a_mean_needs(self) -> None:
-        """Raise InputError for a mean of several shapes."""
-        if self._needs_mean and len(self._shapes) > 1:
+    def require_room_for_mean(self) -> None:
+        """Raise InputError for a mean of several shapes, or if its file has another one."""
+        if self._mean is None:
+            return
+        if len(self._shapes) > 1:
             first, second = sorted(self._shapes)[:2]
             raise InputError(
                 f"--mean: images have {len(self._shapes)} shapes, such as {first} and {second}; nothing was written. "
                 "A mean needs one: give --resize."
             )
+        is_mean_written(self._mean, self.mean())
 
     def mean(self) -> npt.NDArray[np.float32]:
         mean: npt.NDArray[np.float32] = self._sums.astype(np.float32) / np.float32(self._num_images)
@@ -256,7 +260,7 @@ def _converted_records(
                     yield (b"%08d_" % index + os.fsencode(image.name))[:_MAX_KEY_BYTES], found
             told(start + len(part), len(images))
     _require_none(failures, f"{len(failures):,} of {len(images):,} images cannot be used")
-    measured.require_what_a_mean_needs()
+    measured.require_room_for_mean()
 
 
 def _converted(image: ImageFile, conversion: Conversion, measured: _Measured) -> bytes | InputError:

@@ -28,7 +28,11 @@ class PassingFolder:
 
 def locked(folder: Path, refusal: str) -> int:
     """A descriptor that keeps other jobs out of `folder` as long as it is open. A file system may have no locks."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    gone = InputError(f"{folder}: another job, which could not begin, deleted it at this moment; start again")
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise gone from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -36,6 +40,9 @@ def locked(folder: Path, refusal: str) -> int:
         raise InputError(refusal) from error
     except OSError:
         pass
+    if not os.fstat(lock).st_nlink:
+        os.close(lock)
+        raise gone
     return lock
 
 

@@ -31,6 +31,7 @@ from samovar.launcher.sweep import sweep_lines, with_fastest_workers
 from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
+from samovar.report.run_folder import at_folder
 from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import declared_as, in_python
@@ -106,7 +107,7 @@ def train(
         key_file = Path(given.pop("key_file")) if "key_file" in given and "box" not in given else None
         place = _place(given, key_file)
         config = _config(Path(solver), strategy, given | {"iterations": iterations, "seed": seed, "weights": weights})
-        written, folder = None if snapshot is None else str(snapshot), None if out is None else Path(out)
+        written, folder = None if snapshot is None else str(snapshot), None if out is None else at_folder(out)
         run = (config, workers, threads_per_worker, oversubscribe, written, folder)
         return run_training(*run, quiet=quiet, place=place, key_file=key_file)
 

@@ -78,6 +78,13 @@ def order_is_written(path: Path) -> Iterator[None]:
         ) from error
 
 
+def at_folder(written: str | Path) -> Path:
+    """The folder of --out. Raises InputError for "": a variable that is not set would mean the current folder."""
+    if written == "":
+        raise InputError("--out '': names no folder; give one, such as . for the current folder")
+    return Path(written)
+
+
 def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datetime) -> RunFolder:
     """Create `out` (it may exist already), or runs/<YYYYMMDD-HHMM>-<net>-<strategy>, never used before.
 

@@ -105,16 +105,27 @@ def encode_mean(mean_CHW: npt.NDArray[np.float32]) -> bytes:
     return bytes(blob.SerializeToString(deterministic=True))
 
 
+def is_mean_written(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
+    """Whether `write_mean` would find the file with the same content. Raises: InputError if it has another."""
+    return _is_written(path, encode_mean(mean_CHW))
+
+
+def _is_written(path: Path, content: bytes) -> bool:
+    if not os.path.lexists(path):
+        return False
+    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        return True
+    raise InputError(f"{path}: exists with other content, so it is not replaced. Remove it, or choose another.")
+
+
 def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
     """Write a mean image (C, H, W), float32, to a new file; False if it exists with the same content.
     Raises: InputError if it exists with other content, or cannot be written."""
     content = encode_mean(mean_CHW)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        if os.path.lexists(path):
-            if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
-                return False
-            raise InputError(f"{path}: exists with other content, so it is not replaced. Remove it, or choose another.")
+        if _is_written(path, content):
+            return False
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(partial, [content])
         os.link(partial, path)  # unlike rename, never over a file that another process made

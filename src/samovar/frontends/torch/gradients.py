@@ -14,7 +14,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors
-from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.parameters import layout_of, require_exchangeable
 
 # The last entry of the layout: for each parameter the number of ranks on which a gradient reached it.
 REACHED = "samovar: ranks with a gradient"
@@ -176,6 +176,8 @@ class FlatGradients:
         for slot in self._slots:
             slot.begun = slot.written = False
             slot.mirrored = not _can_be_gradient(slot.view, slot.parameter)
+            if slot.mirrored:
+                require_exchangeable(slot.name, slot.parameter)  # model.double() may have come since replicate()
             slot.num_awaited = 0
         self._bucket_final = bucket_final
 

@@ -37,7 +37,7 @@ def trained_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, nn
     if not trained:
         raise InputError("replicate: the optimizer updates no parameter of the model that is trained; check both")
     for name, parameter in trained.items():
-        _check_parameter(name, parameter)
+        require_exchangeable(name, parameter)
     _require_one_device(trained)
     return trained
 
@@ -136,7 +136,8 @@ def _require_one_device(parameters: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+def require_exchangeable(name: str, parameter: nn.Parameter) -> None:
+    """Raise InputError for a parameter that exchanges would round, or that is sparse."""
     if parameter.dtype not in (torch.float32, *MIRRORED_DTYPES):
         raise InputError(
             f"replicate: parameter {name!r} is {parameter.dtype}; exchanges add in float32, which would round it: "

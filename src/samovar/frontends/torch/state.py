@@ -14,7 +14,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.core.near import NearArray
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import device_of, saved_buffers
+from samovar.frontends.torch.parameters import device_of, require_exchangeable, saved_buffers
 from samovar.transports.base import Array
 
 
@@ -39,6 +39,7 @@ class FlatWeights:
     def gather(self) -> None:
         """Bring the buffer up to date with parameters of other types, or on a GPU."""
         for name, parameter in self._mirrored.items():
+            require_exchangeable(name, parameter)
             self._near.view(name).copy_(parameter.data)
         self._staged.store()
 
