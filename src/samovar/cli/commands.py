@@ -134,7 +134,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
 
 
 def _hint(command: str, option: str) -> str:
-    """What gives the setting of an unknown flag, or "": `samovar run` has none of strategies."""
+    """Advice about a flag that a command lacks, or "": `samovar run` has no flags of strategies."""
     if command != "samovar run" or not option:
         return ""
     argument = importlib.import_module("samovar.strategies.config").in_python(option)
