@@ -46,8 +46,11 @@ SETTINGS = {
     "async-easgd, period": of("async-easgd", 1, **PERIOD, overlap="period", worker_rate=0.6),
     "shm-easgd, bf16": of("shm-easgd", 1, **PERIOD, precision="bf16", num_parts=2),
 }
-OFTEN = ("async-sgd, every step", "async-easgd, period", "shm-easgd")
-NAMES = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+
+
+def names(*often: str) -> list[Any]:
+    """All settings; those that are not tested often are slow."""
+    return [name if name in often else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 
 
 @dataclass
@@ -137,7 +140,7 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names("async-sgd, every step", "async-easgd, period", "shm-easgd"))
 def test_only_exchanges_cross_the_bus_and_wait_and_the_bits_are_the_same(net: Path, name: str) -> None:
     setting = SETTINGS[name]
     ours, theirs = alone(net, near(setting), 23, 7), alone(net, staged(setting), 23, 3)
@@ -167,7 +170,7 @@ def test_weights_that_are_not_finite_are_kept_from_the_center(net: Path, name: s
 
 
 @pytest.mark.parametrize("left_out", COPIES_LEFT_OUT)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names("async-easgd, period"))
 def test_an_event_that_is_left_out_is_noticed(
     net: Path, name: str, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

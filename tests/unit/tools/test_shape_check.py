@@ -27,10 +27,6 @@ def put(root: Path, place: str, text: str) -> None:
     (root / "src" / "samovar" / place).write_text(text)
 
 
-def test_the_package_as_it_stands(tool: ModuleType, repository_root: Path) -> None:
-    assert tool.check(repository_root) == []
-
-
 def test_a_class_name_is_borne_once_but_for_protocols(tool: ModuleType, root: Path) -> None:
     put(root, "core/a.py", "class Seat:\n    pass\n")
     put(root, "core/b.py", "class Seat(Protocol):\n    pass\n")
