@@ -81,6 +81,6 @@ def _imported(module: str) -> "ModuleType":
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if missing := import_module("samovar.core.requirements").explained(error):
+        if missing := import_module("samovar.core.modules").explained(error):
             raise missing from error
         raise

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from samovar.box.board import Row
+from samovar.core.durable import locked
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
-from samovar.launcher.passing import locked
 from samovar.report.metrics import MetricsWriter
 from samovar.report.run_folder import RunFolder, create_figures_folder
 from samovar.report.sinks.base import Sink

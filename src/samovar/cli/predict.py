@@ -20,7 +20,7 @@ from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice
 from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL, CalibrationRecord
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.launch.limits import require_room
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names

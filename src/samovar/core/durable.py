@@ -1,4 +1,4 @@
-"""Files that are on the disk when the call returns, and folders whose owner may die."""
+"""Files that are on the disk when the call returns, and folders whose owner may die: locked, or of one job only."""
 
 import errno
 import fcntl
@@ -6,12 +6,15 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOCK = ".running"
+from samovar.core.errors import InputError
+
+_LOCK, _PREFIX = ".running", "samovar-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,44 @@ def remove_abandoned(parent: Path, names: str) -> None:
                 with (path / _LOCK).open("r+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while the owner lives
                     shutil.rmtree(path, ignore_errors=True)
+
+
+class PassingFolder:
+    """A new folder in the temporary one; `keep` it, or it is deleted at the end of the `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_kept = False
+
+    def keep_if_told(self) -> None:
+        """Keep it if a rank has written into its log there."""
+        self.is_kept = self.is_kept or any(log.stat().st_size for log in self.path.glob("rank*.log"))
+
+
+def locked(folder: Path, refusal: str) -> int:
+    """A descriptor that keeps other jobs out of `folder` as long as it is open. A file system may have no locks."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise InputError(refusal) from error
+    except OSError:
+        pass
+    return lock
+
+
+@contextmanager
+def passing_folder(name: str) -> Iterator[PassingFolder]:
+    """A folder whose name begins with `name`."""
+    try:
+        remove_abandoned(Path(tempfile.gettempdir()), f"{_PREFIX}*")
+    except FileNotFoundError as error:
+        raise InputError(f"{error.strerror}; set TMPDIR to a folder that can be written to") from error
+    folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
+    try:
+        with owned(folder.path):
+            yield folder
+    finally:
+        if not folder.is_kept:
+            shutil.rmtree(folder.path, ignore_errors=True)

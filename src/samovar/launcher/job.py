@@ -13,16 +13,16 @@ from typing import NoReturn, Protocol
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
+from samovar.core.durable import passing_folder
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
 from samovar.core.host import Others, family_seconds, num_available_cpus
-from samovar.core.requirements import require_packages
+from samovar.core.modules import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
 from samovar.launcher.outcomes import error_of, with_foresight
-from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten

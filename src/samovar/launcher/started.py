@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.launch.identity import AUTO, Identity, own_identity
 from samovar.launch.local_group import await_first, is_one_per_host, leads_host, local_group, num_local, tell
 from samovar.launch.meeting import HostPlace

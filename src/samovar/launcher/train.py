@@ -12,6 +12,7 @@ from typing import Any, Literal, TextIO, Unpack
 
 from samovar.config import RunConfig, parse_weights
 from samovar.core.device import GPU
+from samovar.core.durable import locked
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -23,7 +24,6 @@ from samovar.launch.script import Hosts
 from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import run_job
 from samovar.launcher.other_hosts import Host0
-from samovar.launcher.passing import locked
 from samovar.launcher.placing import on_device, placed, worker_on_each_gpu
 from samovar.launcher.plan import TrainingPlan, find_snapshot, plan_training
 from samovar.launcher.started import as_started

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.own_code import object_at
-from samovar.core.requirements import require_optional
+from samovar.core.modules import object_at, require_optional
 from samovar.report.sinks.base import GuardedSink, Sink
 
 # A service's name, which is that of its package and of its module here, and its class there.
