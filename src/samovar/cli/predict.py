@@ -29,8 +29,8 @@ from samovar.predict.learning import subjects_for, taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
 from samovar.predict.work import volumes
-from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
+from samovar.report.tables import print_json
 from samovar.report.wording import counted
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings

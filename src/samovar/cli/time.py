@@ -17,10 +17,9 @@ from samovar.launcher.hosts import place_of, run_anywhere
 from samovar.launcher.placing import on_device, placed
 from samovar.predict.kept import Kept, Subject
 from samovar.report.console import Console
-from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.profile import load_profile, profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Timed
-from samovar.report.tables import printer, show_table
+from samovar.report.tables import AnswerDisplay, print_json, printer, show_table
 
 Row = tuple[str, str, str, str, str]
 

@@ -26,8 +26,8 @@ from samovar.launcher.placing import on_device, placed
 from samovar.launcher.started import as_started
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
-from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.records import Tested
+from samovar.report.tables import AnswerDisplay, print_json
 from samovar.strategies.catalog import asked_for
 
 

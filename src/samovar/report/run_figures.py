@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from samovar.report.sinks.base import Sink
-from samovar.report.steps import StepDone
-from samovar.report.time_spent import Advice, Arrival, StragglerWatch, TimeSpent
+from samovar.report.steps import Advice, Arrival, StepDone, StragglerWatch, TimeSpent
 
 _RATE_STEPS = 50
 

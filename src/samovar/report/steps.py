@@ -1,14 +1,19 @@
-"""The seconds of a step by kind, and the figures of a step of all ranks."""
+"""The seconds of steps by kind, where the time of a run went, a rank that is slower than others, and what to change."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 KINDS: Final = ("data", "forward", "backward", "exchange", "update")
+_WINDOW_STEPS, _MOST_OF_WINDOW = 10, 8
+_LATE_SHARE, _LATE_LEAST_S = 0.1, 1e-3  # of a step: less is noise
+_INPUT_SHARE, _COMMUNICATION_SHARE, _STRAGGLER_SHARE = 0.15, 0.15, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +91,111 @@ def last_to_arrive(waits_s: npt.NDArray[np.float64]) -> tuple[int | None, float]
         return None, 0.0
     last = int(waits_s.argmin())
     return last, float(np.median(np.delete(waits_s, last)) - waits_s[last])
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The rank that came last to an exchange, how long after the others, and the length of the step."""
+
+    rank: int
+    late_s: float
+    step_s: float
+
+
+class StragglerWatch:
+    """Names a rank for which the others wait in most of the last steps, each rank once: the verdict adds up."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Arrival] = deque(maxlen=_WINDOW_STEPS)
+        self._named: set[int] = set()
+
+    def take(self, arrival: Arrival) -> str | None:
+        """A sentence, if there is news."""
+        self._recent.append(arrival)
+        own = [one for one in self._recent if one.rank == arrival.rank]
+        if len(own) < _MOST_OF_WINDOW or arrival.rank in self._named:
+            return None
+        late_s, step_s = median(one.late_s for one in own), median(one.step_s for one in own)
+        if late_s < max(_LATE_LEAST_S, _LATE_SHARE * step_s):
+            return None
+        self._named.add(arrival.rank)
+        return (
+            f"rank {arrival.rank} is slower than the others, which wait for it {late_s * 1e3:.3g} ms of a step of "
+            f"{step_s * 1e3:.3g} ms; see what else runs on its cpus"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Things to try, by what takes too long: waiting for data, exchanges, or computing."""
+
+    if_input: str
+    if_exchange: str
+    if_compute: str
+
+    @classmethod
+    def of_loop(cls, exchanges_weights: bool) -> "Advice":
+        """In arguments of a torch loop."""
+        if exchanges_weights:
+            for_exchange = "a longer sync_period, or larger batches"
+        else:
+            for_exchange = "larger batches, or a strategy with a period (local-sgd, sync-easgd)"
+        return cls(
+            if_input="more workers of the DataLoader (num_workers), a faster disk, or a core for reading",
+            if_exchange=for_exchange,
+            if_compute="more cores, autocast in bfloat16, or torch.compile",
+        )
+
+
+class TimeSpent:
+    """Adds up the seconds of a run's steps by kind, and the waits of others for each rank."""
+
+    def __init__(self, advice: Advice) -> None:
+        self._advice = advice
+        self._seconds = dict.fromkeys(KINDS, 0.0)
+        self.num_steps = 0
+        self._late_s: dict[int, float] = {}
+
+    def add(self, times: StepTimes, arrival: Arrival | None, num_steps: int = 1) -> None:
+        """This number of steps."""
+        self.num_steps += num_steps
+        for kind, seconds in times.by_kind().items():
+            self._seconds[kind] += seconds
+        if arrival is not None:
+            self._late_s[arrival.rank] = self._late_s.get(arrival.rank, 0.0) + arrival.late_s
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds so far, by kind."""
+        return dict(self._seconds)
+
+    @property
+    def slowest(self) -> tuple[int | None, float]:
+        """The rank that the others waited for longest, and that share of the time; None without such waits."""
+        total_s = sum(self._seconds.values())
+        rank = max(self._late_s, key=lambda rank: self._late_s[rank], default=None)
+        return (None, 0.0) if rank is None or total_s <= 0.0 else (rank, min(1.0, self._late_s[rank] / total_s))
+
+    def verdict(self) -> str | None:
+        """Shares, the bottleneck, and advice; None without any step."""
+        total_s = sum(self._seconds.values())
+        if total_s <= 0.0:
+            return None
+        shown = ", ".join(f"{kind} {seconds / total_s:.0%}" for kind, seconds in self._seconds.items())
+        return f"where the time went: {shown}: {'; '.join(self._bound(total_s))}"
+
+    @property
+    def bound(self) -> str:
+        """The limit of the run, without advice; "" without any step."""
+        total_s = sum(self._seconds.values())
+        return self._bound(total_s)[0] if total_s > 0.0 else ""
+
+    def _bound(self, total_s: float) -> tuple[str, str]:
+        rank, late_share = self.slowest
+        if self._seconds["data"] > _INPUT_SHARE * total_s:
+            return "input-bound", f"try {self._advice.if_input}"
+        if late_share > _STRAGGLER_SHARE:
+            return f"straggler-bound, the others wait {late_share:.0%} of the time for rank {rank}", "see its cpus"
+        if self._seconds["exchange"] > _COMMUNICATION_SHARE * total_s:
+            return "communication-bound", f"try {self._advice.if_exchange}"
+        return "compute-bound", f"try {self._advice.if_compute}"

@@ -11,8 +11,7 @@ from samovar.report.records import Notice, Progress, RecordWriter, Tested
 from samovar.report.result import WorkerFigures
 from samovar.report.run_figures import RunFigures
 from samovar.report.sinks.base import Sink
-from samovar.report.steps import StepDone
-from samovar.report.time_spent import Advice
+from samovar.report.steps import Advice, StepDone
 from samovar.solver.policy import PolicyConfig
 from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluation import TestResult
