@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import OPTIONS, OUTPUT, Quiet
+from samovar.cli.command import OPTIONS, OUTPUT, GroupHelpLast, HelpLast, Quiet
 from samovar.core.errors import InputError
 from samovar.data.databases import (
     Conversion,

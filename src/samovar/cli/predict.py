@@ -11,10 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import gathered, load
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
+from samovar.cli.command import OUTPUT, HelpAll, Quiet, gathered, load
+from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.cli.predict_tables import Shown, show_prediction
-from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.collectives.cost import require_messages
 from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
+from samovar.cli.command import OPTIONS, HelpAll
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
-from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.device import GPU
 from samovar.core.errors import InputError, require_choice

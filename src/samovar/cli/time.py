@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
-from samovar.cli.output_flags import OUTPUT, require_place
+from samovar.cli.command import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import gathered
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet, named
-from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.cli.command import OUTPUT, HelpAll, Quiet, gathered, named
+from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
