@@ -36,7 +36,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import Factoring
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices, factoring_in, layout_with_factors
-from samovar.training.evaluated import CenterWeights, EvaluatedWeights
+from samovar.training.evaluation import CenterWeights, EvaluatedWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
     RankMemory,

@@ -19,8 +19,7 @@ from samovar.solver.policy import PolicyConfig
 from samovar.training.build import Learner
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult, named_values
-from samovar.training.loop import Observer, Requests
-from samovar.training.schedule import num_steps_of
+from samovar.training.loop import Observer, Requests, num_steps_of
 
 
 class CaffeObserver(Observer):

@@ -22,7 +22,7 @@ from samovar.model.device import use_device
 from samovar.report.records import Failed, RecordWriter
 from samovar.strategies.traits import AUTO
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests
-from samovar.training.evaluated import gather
+from samovar.training.evaluation import gather
 from samovar.training.testing import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing
 from samovar.training.train_rank import run_training

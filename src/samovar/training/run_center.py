@@ -26,7 +26,7 @@ from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.training.context import RankContext
-from samovar.training.evaluated import CenterWeights, StatisticViews
+from samovar.training.evaluation import CenterWeights, StatisticViews
 from samovar.training.ordered_centers import Order
 from samovar.transports.base import Region
 from samovar.transports.looking import LookingTransport
