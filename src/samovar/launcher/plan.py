@@ -53,7 +53,9 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     net_name = solver.net.name()
     if config.box is not None:
         # Only now: it imports what speaks with a box, and most runs have one of their own.
-        config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
+        boxes = importlib.import_module("samovar.box.endpoints")
+        config = replace(config, buffer=config.buffer or boxes.buffer_name(net_name))
+        boxes.require_fitting(config.box, config.key_file, config.buffer, config.timeout_s, joins=config.join)
     if snapshot == LATEST:
         out = out or _last_run(net_name)
     found, notices = find_snapshot(net_name, snapshot, out)

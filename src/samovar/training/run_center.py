@@ -10,13 +10,12 @@ import numpy as np
 from samovar.box.base import Center
 from samovar.box.board import MAX_MEMBERS, Board, MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import parse_endpoints
+from samovar.box.endpoints import drop_command, parse_endpoints, there_already
 from samovar.box.joining import Endpoint
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
-from samovar.launcher.box_plan import drop_command, there_already
 from samovar.membership.job_center import WindowsCenter
 from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
 from samovar.membership.progress_table import ProgressTable
