@@ -24,7 +24,7 @@ from samovar.frontends.caffe.parameters import Room
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
 from samovar.frontends.caffe.weights import load_weights
-from samovar.launcher.momentum import with_momentum
+from samovar.launcher.plan import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model
