@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
     from samovar.report.run_figures import Figures
-    from samovar.report.sinks.base import Sink
+    from samovar.report.sinks import Sink
     from samovar.strategies.base import strategy
     from samovar.strategies.traits import Setting
 
@@ -55,7 +55,7 @@ _LAZY = {
     "RunResult": "samovar.report.result",
     "SamovarError": "samovar.core.errors",
     "Setting": "samovar.strategies.traits",
-    "Sink": "samovar.report.sinks.base",
+    "Sink": "samovar.report.sinks",
     "replicate": "samovar.api.replicate",
     "strategy": "samovar.strategies.base",
     "train": "samovar.launcher.train",

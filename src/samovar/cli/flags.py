@@ -13,7 +13,7 @@ from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
 from samovar.launch.identity import LIBRARIES
 from samovar.launch.limits import MOST_THREADS_PER_CORE
-from samovar.report.sinks.base import named_sinks
+from samovar.report.sinks import named_sinks
 from samovar.strategies.box_terms import MEAN, STOP_RULES
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES, declared_as

@@ -37,7 +37,7 @@ from samovar.predict.kept import Kept
 from samovar.report.profile import load_profile
 from samovar.report.run_folder import create_figures_folder
 from samovar.report.script_output import ScriptOutput, end_sentence
-from samovar.report.sinks.base import metrics_choice
+from samovar.report.sinks import metrics_choice
 from samovar.report.wording import ranges
 from samovar.transports.gaspi_library import gaspi_library
 

@@ -179,7 +179,7 @@ def with_momentum(
     """The strategy and the solver's settings, with momentum where the strategy keeps it, and what to tell the user.
 
     Call it before the strategy is resolved. A center that many workers move keeps less momentum than one worker's
-    solver: see `samovar.strategies.async_sgd.center_momentum`. If only these workers move it (`are_all`), the solver's rate changes as in
+    solver: see `async_sgd.center_momentum`. If only these workers move it (`are_all`), the solver's rate changes as in
     `shared_momentum`. Raises InputError if the strategy needs a momentum and the solver has none.
     """
     momentum = solver.momentum if solver.type in _WITH_MOMENTUM else 0.0

@@ -31,7 +31,7 @@ from samovar.launcher.sweep import sweep_lines, with_fastest_workers
 from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
-from samovar.report.sinks.base import named_sinks
+from samovar.report.sinks import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import declared_as, in_python
 from samovar.strategies.ours import Settings

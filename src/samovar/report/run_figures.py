@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samovar.report.sinks.base import Sink
+from samovar.report.sinks import Sink
 from samovar.report.steps import Advice, Arrival, StepDone, StragglerWatch, TimeSpent
 
 _RATE_STEPS = 50

@@ -10,7 +10,7 @@ from samovar.membership.progress_table import WorkerState
 from samovar.report.records import Notice, Progress, RecordWriter, Tested
 from samovar.report.result import WorkerFigures
 from samovar.report.run_figures import RunFigures
-from samovar.report.sinks.base import Sink
+from samovar.report.sinks import Sink
 from samovar.report.steps import Advice, StepDone
 from samovar.solver.policy import PolicyConfig
 from samovar.strategies.config import StrategyConfig

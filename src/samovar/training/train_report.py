@@ -18,7 +18,7 @@ from samovar.report.metrics import MetricsWriter
 from samovar.report.records import SnapshotWritten, Started
 from samovar.report.result import RunResult, output_named
 from samovar.report.run_folder import RunFolder
-from samovar.report.sinks.base import MetricsChoice, Sink, close_all, open_sinks
+from samovar.report.sinks import MetricsChoice, Sink, close_all, open_sinks
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO, NONE

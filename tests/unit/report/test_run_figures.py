@@ -13,7 +13,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.report.metrics import MetricsWriter, read_metrics
 from samovar.report.run_figures import RunFigures
-from samovar.report.sinks.base import (
+from samovar.report.sinks import (
     GuardedSink,
     Sink,
     close_all,
@@ -164,7 +164,7 @@ def test_a_run_with_a_folder_of_its_own_takes_only_sinks() -> None:
 def test_a_missing_package_is_named_with_its_extra() -> None:
     program = (
         "import sys; sys.modules['wandb'] = None\n"
-        "from samovar.report.sinks.base import metrics_choice\n"
+        "from samovar.report.sinks import metrics_choice\n"
         "from samovar.core.errors import InputError\n"
         "try: metrics_choice('wandb', 'metrics')\n"
         "except InputError as error: print(error)\n"
