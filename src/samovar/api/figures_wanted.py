@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from samovar.box.board import Row
-from samovar.core.durable import locked
 from samovar.core.errors import InputError
+from samovar.core.files import locked
 from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
 from samovar.report.metrics import MetricsWriter

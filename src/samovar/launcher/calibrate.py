@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from samovar.core.clock import Deadline
-from samovar.core.durable import passing_folder
 from samovar.core.errors import RankFailed
+from samovar.core.files import passing_folder
 from samovar.core.host import busy_seconds
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from samovar.config import RunConfig
-from samovar.core.durable import passing_folder
 from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.files import passing_folder
 from samovar.core.plain import to_plain
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver

@@ -13,8 +13,8 @@ from typing import NoReturn, Protocol
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
-from samovar.core.durable import passing_folder
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
+from samovar.core.files import passing_folder
 from samovar.core.host import Others, family_seconds, num_available_cpus
 from samovar.core.modules import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread

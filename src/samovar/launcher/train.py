@@ -12,8 +12,8 @@ from typing import Any, Literal, TextIO, Unpack
 
 from samovar.config import RunConfig, parse_weights
 from samovar.core.device import GPU
-from samovar.core.durable import locked
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.files import locked
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow

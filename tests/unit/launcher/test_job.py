@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from samovar.config import RunConfig
-from samovar.core.durable import passing_folder, remove_abandoned
 from samovar.core.errors import RankFailed
+from samovar.core.files import passing_folder, remove_abandoned
 from samovar.launch.processes import RankEnd
 from samovar.launcher.job import EndedBySignal, Told, _RunningJob
 from samovar.launcher.other_hosts import Host0, RankState
@@ -84,7 +84,7 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
         (kept.path / "rank0.log").write_text("why")
         kept.is_kept = True
     killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
-        "from samovar.core.durable import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
+        "from samovar.core.files import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
     (abandoned,) = set(tmp_path.iterdir()) - {kept.path}
@@ -116,7 +116,7 @@ def test_a_folder_that_is_being_made_is_no_abandoned_one(tmp_path: Path, monkeyp
 def test_without_any_temporary_folder_the_error_names_the_variable() -> None:
     program = (
         "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc']\n"
-        "from samovar.core.durable import passing_folder\n"
+        "from samovar.core.files import passing_folder\n"
         "from samovar.core.errors import InputError\n"
         "try:\n"
         "    with passing_folder('test'): pass\n"

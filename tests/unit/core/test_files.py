@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.core.durable import publish_file, sync_folder
+from samovar.core.files import publish_file, sync_folder
 
 
 def test_a_file_comes_where_folders_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

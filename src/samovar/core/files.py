@@ -1,4 +1,4 @@
-"""Files that are on the disk when the call returns, and folders whose owner may die: locked, or of one job only."""
+"""Files, read whole or on the disk when the call returns; and folders whose owner may die: locked, or of one job."""
 
 import errno
 import fcntl
@@ -72,6 +72,42 @@ def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
     finally:
         partial.unlink(missing_ok=True)
     return mark
+
+
+def start_of(path: Path, num_bytes: int) -> bytes:
+    """The first bytes of a regular file; none if it cannot be read."""
+    try:
+        if not path.is_file():  # to open a FIFO would wait for ever
+            return b""
+        with path.open("rb") as file:
+            return file.read(num_bytes)
+    except (OSError, ValueError):
+        return b""
+
+
+def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
+    """The bytes of the regular file `path`; `kind` ("solver", "caffemodel") is for the message.
+    Raises InputError if it does not exist, cannot be read, or has more than `max_bytes`."""
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a regular file; give a {kind} file")
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise InputError(f"{path}: has {size} bytes; a {kind} may have at most {max_bytes}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such {kind} file (looked from {Path.cwd()})") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot read the {kind} file: {reason}") from None
+
+
+def write_whole(path: Path, content: bytes, flag: str = "") -> None:
+    """Write `path`, also over an old file; it is whole, or as before. InputError, beginning with `flag`, on failure."""
+    try:
+        publish_file(path, [content])
+    except OSError as error:
+        raise InputError(f"{flag}{path}: cannot be written: {error.strerror}; give another name") from error
 
 
 @contextmanager
