@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
-    from samovar.report.run_figures import Figures
     from samovar.report.sinks import Sink
+    from samovar.report.steps import Figures
     from samovar.strategies.base import strategy
     from samovar.strategies.traits import Setting
 
@@ -46,7 +46,7 @@ __all__ = [
 _LAZY = {
     "DeadlineExceeded": "samovar.core.errors",
     "DistributedState": "samovar.api.distributed_state",
-    "Figures": "samovar.report.run_figures",
+    "Figures": "samovar.report.steps",
     "InputError": "samovar.core.errors",
     "NotFinite": "samovar.core.errors",
     "RankFailed": "samovar.core.errors",

@@ -23,10 +23,9 @@ from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO, NONE
 from samovar.training import bucket_cut, build
-from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
-from samovar.training.observer import RunObserver, advice_for
+from samovar.training.observer import CaffeObserver, RunObserver, advice_for, debug_notices
 from samovar.training.opening import Opened
 from samovar.training.snapshots import make_saver
 from samovar.training.testing import TestPart

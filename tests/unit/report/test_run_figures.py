@@ -12,7 +12,6 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.report.metrics import MetricsWriter, read_metrics
-from samovar.report.run_figures import RunFigures
 from samovar.report.sinks import (
     GuardedSink,
     Sink,
@@ -23,7 +22,7 @@ from samovar.report.sinks import (
     open_sinks,
     scalars,
 )
-from samovar.report.steps import Advice, StepDone, StepTimes, last_to_arrive
+from samovar.report.steps import Advice, RunFigures, StepDone, StepTimes, last_to_arrive
 
 ADVICE = Advice("another disk", "larger batches", "more cores")
 OWN = """
