@@ -32,7 +32,7 @@ from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.parameters import digest_of
 from samovar.report.metrics import read_metrics
-from samovar.report.sinks.choice import MetricsChoice
+from samovar.report.sinks import MetricsChoice
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport
 

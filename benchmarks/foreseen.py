@@ -31,7 +31,7 @@ from samovar.data.published import write_mnist
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import load_solver, solver_config
-from samovar.launcher.momentum import of_worker
+from samovar.launcher.plan import of_worker
 from samovar.model.model import Model, layout_of
 from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
 from samovar.predict.learning import Learned, Learner, Lesson, learned

@@ -38,11 +38,11 @@ from samovar.data.order import batch_portions
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
-from samovar.launcher.momentum import with_momentum
+from samovar.launcher.plan import with_momentum
 from samovar.model.model import Model, layout_of
 from samovar.solver.flat import Multipliers, Solver
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe as settings_by_recipe
 from samovar.strategies.defaults import resolved

@@ -20,8 +20,7 @@ from turns import answer, serve
 
 from samovar import _native
 from samovar.core.host import keep_freed_memory
-from samovar.report.steps import Laps, StepTimes, last_to_arrive
-from samovar.report.time_spent import Advice, Arrival, StragglerWatch, TimeSpent
+from samovar.report.steps import Advice, Arrival, Laps, StepTimes, StragglerWatch, TimeSpent, last_to_arrive
 from samovar.training.step import Worker
 
 NUM_CALLS, NUM_TIMES = 2000, 15

@@ -18,7 +18,7 @@ from samovar.core.layout import Bucket
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
 

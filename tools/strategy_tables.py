@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from samovar.strategies.advice import ADVICE
+from samovar.strategies.catalog import ADVICE
 from samovar.strategies.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parent.parent

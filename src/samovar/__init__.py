@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
-    from samovar.report.run_figures import Figures
-    from samovar.report.sinks.base import Sink
+    from samovar.report.sinks import Sink
+    from samovar.report.steps import Figures
     from samovar.strategies.base import strategy
     from samovar.strategies.traits import Setting
 
@@ -46,7 +46,7 @@ __all__ = [
 _LAZY = {
     "DeadlineExceeded": "samovar.core.errors",
     "DistributedState": "samovar.api.distributed_state",
-    "Figures": "samovar.report.run_figures",
+    "Figures": "samovar.report.steps",
     "InputError": "samovar.core.errors",
     "NotFinite": "samovar.core.errors",
     "RankFailed": "samovar.core.errors",
@@ -55,7 +55,7 @@ _LAZY = {
     "RunResult": "samovar.report.result",
     "SamovarError": "samovar.core.errors",
     "Setting": "samovar.strategies.traits",
-    "Sink": "samovar.report.sinks.base",
+    "Sink": "samovar.report.sinks",
     "replicate": "samovar.api.replicate",
     "strategy": "samovar.strategies.base",
     "train": "samovar.launcher.train",
@@ -81,6 +81,6 @@ def _imported(module: str) -> "ModuleType":
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if missing := import_module("samovar.core.requirements").explained(error):
+        if missing := import_module("samovar.core.modules").explained(error):
             raise missing from error
         raise

@@ -15,7 +15,7 @@ from samovar.api.figures_wanted import figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.report.metrics import read_metrics
-from samovar.report.sinks.base import Sink
+from samovar.report.sinks import Sink
 from samovar.strategies.config import StrategyConfig
 from tests.multiproc.replicate_nets import TIMEOUT_S, batches, perceptron, replicated, sgd
 from tests.multiproc.replicate_ranks import serve_rank

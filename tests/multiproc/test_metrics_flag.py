@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samovar.report.metrics import read_metrics
-from samovar.report.sinks.base import scalars
+from samovar.report.sinks import scalars
 from tests.multiproc.command import run, succeed
 from tests.multiproc.nets import write_net, write_solver
 from tests.unit.report.test_services import imported

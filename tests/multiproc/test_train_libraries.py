@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 import samovar
-from samovar.core import requirements
+from samovar.core import modules
 from samovar.core.errors import InputError
 from tests.libraries import MPIEXEC, WAYS, Library, library
 from tests.multiproc.command import SAMOVAR, Command, Ended, result_of, run, succeed
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused(
 def test_without_mpi4py_one_sentence_says_what_to_install(
     solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requirements, "is_installed", lambda module: module != "mpi4py")
+    monkeypatch.setattr(modules, "is_installed", lambda module: module != "mpi4py")
     with pytest.raises(InputError, match=r"the Python module mpi4py is not installed; run `pip install 'samovar\[mpi"):
         samovar.train(solver, transport="mpi", out=tmp_path / "out")
 

@@ -15,7 +15,7 @@ from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.model.model import Model, layout_of
 from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
 

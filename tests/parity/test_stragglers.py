@@ -15,8 +15,7 @@ from samovar.collectives.engine import RecordExchange
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.data.stream import Batch
-from samovar.report.steps import StepDone
-from samovar.report.time_spent import Arrival, StragglerWatch
+from samovar.report.steps import Arrival, StepDone, StragglerWatch
 from samovar.solver.flat import Solver
 from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.base import Strategy, Update

@@ -19,7 +19,7 @@ from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Array, Region

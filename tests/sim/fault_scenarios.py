@@ -20,7 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite, SamovarError
 from samovar.core.layout import Bucket, Layout, ParameterSpec, all_finite
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.transports.base import Region

@@ -8,7 +8,7 @@ import numpy as np
 from samovar.core.errors import DeadlineExceeded
 from samovar.strategies.async_easgd import AsyncEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.diloco import DiLoCo
 from samovar.strategies.hybrid_easgd import HybridEasgd
 from samovar.strategies.local_sgd import LocalSgd

@@ -18,8 +18,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import DeadlineExceeded, NotFinite, SamovarError
 from samovar.core.layout import Bucket, all_finite
 from samovar.strategies.base import Buffers, Strategy, kind_of
-from samovar.strategies.build import build_strategy
-from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.catalog import STRATEGIES, build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.transports.base import Array, Region

@@ -12,7 +12,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate

@@ -11,7 +11,7 @@ import pytest
 
 from samovar.collectives.engine import PlannedCollectives
 from samovar.strategies.base import Buffers
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import cut
 from samovar.transports.base import Region

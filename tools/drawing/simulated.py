@@ -22,7 +22,7 @@ from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.machine import Link, MachineModel
 from samovar.core.trace import Span, Trace
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.traits import KINDS
 from samovar.transports.base import Array, Notification, Region

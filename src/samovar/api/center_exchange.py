@@ -18,7 +18,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import first_not_finite, layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers
-from samovar.strategies.build import build_hybrid
+from samovar.strategies.catalog import build_hybrid
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupMembers

@@ -27,7 +27,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, require_choice
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.launch.identity import LIBRARIES, TRANSPORTS, Identity, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.membership.session import KeptCenter

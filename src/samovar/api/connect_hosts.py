@@ -16,14 +16,14 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
-from samovar.launch.identity import Identity
-from samovar.launch.libraries import mpi_windows, started_gaspi
+from samovar.launch.identity import Identity, variables_of_gaspi
 from samovar.strategies.traits import AUTO
 from samovar.transports.gaspi import GaspiTransport
-from samovar.transports.gaspi_library import GaspiLibrary
+from samovar.transports.gaspi_library import GaspiLibrary, started_gaspi
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
+from samovar.transports.looking import mpi_windows
 from samovar.transports.rendezvous import address_of, addresses_towards, first_line, interface_of, is_loopback, within
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
@@ -167,7 +167,8 @@ def _started_gaspi(gathering: Gathering, addresses: Sequence[str]) -> GaspiLibra
 
     of_rank = {rank: address for host, address in zip(gathering.hosts, addresses, strict=True) for rank in host.ranks}
     places = [of_rank[rank] for rank in sorted(of_rank)]
-    return started_gaspi(gathering.identity.rank, gathering.hosts, places, show, gathering.deadline)
+    rank, deadline = gathering.identity.rank, gathering.deadline
+    return started_gaspi(rank, gathering.hosts, places, show, deadline, variables_of_gaspi)
 
 
 def _host_sizes(gathering: Gathering) -> tuple[int, ...] | None:

@@ -28,7 +28,7 @@ from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of, require_apart, require_dense_gradients
 from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.traits import ALWAYS, NONE
 from samovar.strategies.trial import TrialCallback

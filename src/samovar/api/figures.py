@@ -28,11 +28,8 @@ from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.late import Losses, number_of
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.model.layer_spans import LayerSpans
-from samovar.report.run_figures import Figures, RunFigures
-from samovar.report.sinks.base import Sink
-from samovar.report.sinks.choice import close_all
-from samovar.report.steps import Laps, StepDone, StepTimes, last_to_arrive
-from samovar.report.time_spent import Advice
+from samovar.report.sinks import Sink, close_all
+from samovar.report.steps import Advice, Figures, Laps, RunFigures, StepDone, StepTimes, last_to_arrive
 from samovar.report.tracing import Tracing, Voice
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.torch_dist import NearCollectives

@@ -11,13 +11,12 @@ from typing import Final
 
 from samovar.box.board import Row
 from samovar.core.errors import InputError
+from samovar.core.files import locked
 from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
-from samovar.launcher.passing import locked
 from samovar.report.metrics import MetricsWriter
 from samovar.report.run_folder import RunFolder, create_figures_folder
-from samovar.report.sinks.base import Sink
-from samovar.report.sinks.choice import MetricsChoice, Place, metrics_choice, open_sinks
+from samovar.report.sinks import MetricsChoice, Place, Sink, metrics_choice, open_sinks
 
 METRICS_WHAT: Final = "replicate: metrics"
 _folders_in_use: dict[Path, int] = {}  # their locks

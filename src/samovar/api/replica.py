@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.checks import CallOrder, WeightChecks, name_unclaimed, others_of, require_agreement, with_momentum
@@ -18,7 +17,7 @@ from samovar.api.exchanges import Exchange, Replicated, exchange_in_step, requir
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted, warn
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.reductions import RankReduction
+from samovar.api.reductions import RankReduction, ReplicaBuffers
 from samovar.api.saving import Checkpoints
 from samovar.api.shards import PLACE_FIELDS, OnDemandShard, Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays

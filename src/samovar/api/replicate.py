@@ -26,7 +26,7 @@ from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.identity import ElasticJob, Identity, elastic_job
 from samovar.launch.limits import allocator_is_chosen
-from samovar.report.sinks.choice import Place
+from samovar.report.sinks import Place
 from samovar.strategies import defaults
 from samovar.strategies.base import Strategy
 from samovar.strategies.catalog import by_name

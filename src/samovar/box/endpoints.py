@@ -1,5 +1,6 @@
 """Centers in one box or over several boxes: make one, join it, look into it, delete it."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from samovar.box.joining import (
     BoxSeat,
     Endpoint,
     Look,
+    buffer_names,
     create_buffer,
     drop_buffer,
     look_at,
@@ -19,12 +21,15 @@ from samovar.box.joining import (
     take_seat,
     view_center,
 )
+from samovar.box.local import DEFAULT_BOX
 from samovar.box.shards import CenterShard, ShardedBoard, ShardedCenter, cut, whole_of
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed, SamovarError
 
 MOST_BOXES: Final = 64
 _PATIENCE_S, _POLL_S = 5.0, 0.02
+_MOST_NAME_CHARACTERS: Final = 64
+_MOST_WAIT_S: Final = 10.0  # before anything has begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +213,45 @@ def _shard_of(seat: BoxSeat, patience: Deadline, *, waits: bool) -> CenterShard 
 def _try_to_drop(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> None:
     with suppress(SamovarError):
         drop_buffer(endpoint, name, who, deadline)
+
+
+def require_fitting(box: str, key_file: Path | None, buffer: str, timeout_s: float, *, joins: bool) -> None:
+    """Raises InputError unless each box of --box has this buffer, for a run that `joins`, or none has it."""
+    for place in parse_endpoints(box, key_file).boxes:
+        there = buffer_names(place, f"--box {box}", Deadline.after(min(timeout_s, _MOST_WAIT_S)))
+        if joins and buffer not in there:
+            names = ", ".join(there) or "none"
+            raise InputError(
+                f"--join: {place} has no buffer {buffer!r} (there are: {names}); give --buffer NAME, or begin "
+                "without --join"
+            )
+        if not joins and buffer in there:
+            raise InputError(there_already(place, buffer))
+
+
+def there_already(place: Endpoint, buffer: str) -> str:
+    """Why a buffer cannot be made, as a sentence."""
+    return (
+        f"{place} has a buffer {buffer!r} already; give --join to train with those who use it, --buffer NAME for "
+        f"another, or delete it with `{drop_command(Endpoints((place,)), buffer)}`"
+    )
+
+
+def drop_command(places: Endpoints, buffer: str) -> str:
+    """The command that deletes a buffer."""
+    boxes = ",".join(map(_as_given, places.boxes))
+    key_files = [place.key_file for place in places.boxes if place.key_file is not None]
+    box = "" if boxes == DEFAULT_BOX else f" --box {boxes}"
+    return f"samovar box drop {buffer}{box}" + (f" --key-file {key_files[0]}" if key_files else "")
+
+
+def _as_given(place: Endpoint) -> str:
+    if place.address is None:
+        return str(place.name)
+    host, port = place.address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def buffer_name(net_name: str) -> str:
+    """The net's name, changed so that a buffer can have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", net_name)[:_MOST_NAME_CHARACTERS].strip("-._") or "net"

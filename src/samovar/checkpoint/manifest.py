@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.core.durable import FileMark
+from samovar.core.files import FileMark
 from samovar.core.stateful import StateValue
 
 FORMAT = "samovar-snapshot"

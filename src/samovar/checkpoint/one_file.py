@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 
 from samovar.checkpoint import arrays
 from samovar.core.clock import Deadline
-from samovar.core.durable import publish_file
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.core.files import publish_file
 from samovar.transports.processes import open_process
 
 FORMAT, VERSION = "samovar-checkpoint", "1"

@@ -15,8 +15,8 @@ from samovar.checkpoint.manifest import (
     decode,
     noted_value,
 )
-from samovar.core.durable import FileMark, mark_of
 from samovar.core.errors import InputError
+from samovar.core.files import FileMark, mark_of
 from samovar.core.stateful import State
 
 _MAX_MANIFEST_BYTES = 1 << 28

@@ -18,8 +18,8 @@ import numpy as np
 from samovar.checkpoint import arrays
 from samovar.checkpoint.manifest import MANIFEST_NAME, PART_KEY, PART_SUFFIX, Manifest, is_plain_name, note
 from samovar.checkpoint.reading import NEXT_STEP, read_manifest, verify
-from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
+from samovar.core.files import sync_folder, write_file
 from samovar.core.stateful import State
 
 LATEST_NAME = "latest"

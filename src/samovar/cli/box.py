@@ -15,8 +15,7 @@ from samovar.box.joining import Endpoint, buffer_names, describe, look_at
 from samovar.box.local import DEFAULT_BOX, BoxServer
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
-from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import OPTIONS, OUTPUT, require_place
+from samovar.cli.command import OPTIONS, OUTPUT, GroupHelpLast, HelpLast, require_place
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import TIMEOUT_S, Content, Snapshots, load, saved

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.strategy_flags import own_strategy, written_type
+from samovar.cli.flags import own_strategy, written_type
 from samovar.config import PHASES, RunConfig, parse_weights
 from samovar.core.device import CUDA
 from samovar.core.errors import InputError, nearest

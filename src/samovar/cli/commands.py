@@ -13,7 +13,7 @@ from typer.exceptions import Abort, TyperException
 import samovar
 from samovar.cli.command import GroupHelpLast, HelpLast
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.requirements import explained
+from samovar.core.modules import explained
 from samovar.launch.wishes import words_to_complete
 
 _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP)

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import OPTIONS, OUTPUT, Quiet
+from samovar.cli.command import OPTIONS, OUTPUT, GroupHelpLast, HelpLast, Quiet
 from samovar.core.errors import InputError
 from samovar.data.databases import (
     Conversion,
@@ -26,7 +25,7 @@ from samovar.data.databases import (
 )
 from samovar.data.digits import write_digits
 from samovar.data.published import FASHION_MNIST, WrittenMean, write_cifar10, write_mnist
-from samovar.report.document import print_json
+from samovar.report.tables import print_json
 
 _TELL_EVERY_S = 10.0
 _NUM_NAMED = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
-from samovar.cli.output_flags import OUTPUT, require_place
+from samovar.cli.command import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import SamovarError
 from samovar.core.host import Others, family_seconds
@@ -19,12 +19,11 @@ from samovar.launcher.calibrate import HostLinkFigures, calibrate, measure_hosts
 from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
 from samovar.predict.kept import Kept, is_quiet
-from samovar.report.document import print_json
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.run_folder import write_json_atomic
-from samovar.report.tables import printer, show_facts
+from samovar.report.tables import print_json, printer, show_facts
 from samovar.report.wording import cpu_ranges
-from samovar.strategies.advice import ADVICE, shortest_step_s
+from samovar.strategies.catalog import ADVICE, shortest_step_s
 
 Row = tuple[str, str]
 

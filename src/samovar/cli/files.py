@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.command import load
-from samovar.cli.output_flags import OPTIONS, OUTPUT
+from samovar.cli.command import OPTIONS, OUTPUT, load
 
 
 def inspect(

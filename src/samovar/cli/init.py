@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from samovar.cli.output_flags import OPTIONS
+from samovar.cli.command import OPTIONS
 from samovar.core.errors import InputError
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.lmdb_file import LmdbFile

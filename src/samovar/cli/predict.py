@@ -11,16 +11,15 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import gathered, load
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
+from samovar.cli.command import OUTPUT, HelpAll, Quiet, gathered, load
+from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.cli.predict_tables import Shown, show_prediction
-from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.collectives.cost import require_messages
 from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError, require_choice
 from samovar.core.host import num_available_cpus
 from samovar.core.machine import NOMINAL, CalibrationRecord
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.launch.limits import require_room
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
@@ -29,8 +28,8 @@ from samovar.predict.learning import subjects_for, taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
 from samovar.predict.work import volumes
-from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
+from samovar.report.tables import print_json
 from samovar.report.wording import counted
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.output_flags import OPTIONS
+from samovar.cli.command import OPTIONS
 from samovar.core import units
 from samovar.core.errors import InputError
 from samovar.report.comparison import Comparison, read_foreseen

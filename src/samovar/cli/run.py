@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
+from samovar.cli.command import OPTIONS, HelpAll
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
-from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.device import GPU
 from samovar.core.errors import InputError, require_choice
@@ -37,7 +37,7 @@ from samovar.predict.kept import Kept
 from samovar.report.profile import load_profile
 from samovar.report.run_folder import create_figures_folder
 from samovar.report.script_output import ScriptOutput, end_sentence
-from samovar.report.sinks.choice import metrics_choice
+from samovar.report.sinks import metrics_choice
 from samovar.report.wording import ranges
 from samovar.transports.gaspi_library import gaspi_library
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
-from samovar.cli.output_flags import OUTPUT, require_place
+from samovar.cli.command import OUTPUT, require_place
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
@@ -17,10 +17,9 @@ from samovar.launcher.hosts import place_of, run_anywhere
 from samovar.launcher.placing import on_device, placed
 from samovar.predict.kept import Kept, Subject
 from samovar.report.console import Console
-from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.profile import load_profile, profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Timed
-from samovar.report.tables import printer, show_table
+from samovar.report.tables import AnswerDisplay, print_json, printer, show_table
 
 Row = tuple[str, str, str, str, str]
 

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import gathered
-from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
-from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.cli.command import OUTPUT, HelpAll, Quiet, gathered
+from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
@@ -26,9 +25,9 @@ from samovar.launcher.placing import on_device, placed
 from samovar.launcher.started import as_started
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
-from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.records import Tested
 from samovar.report.run_folder import at_folder
+from samovar.report.tables import AnswerDisplay, print_json
 from samovar.strategies.catalog import asked_for
 
 

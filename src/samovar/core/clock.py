@@ -1,10 +1,11 @@
-"""Deadlines on the monotonic clock."""
+"""Deadlines and speeds on the monotonic clock, and the time of day."""
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 
@@ -72,6 +73,11 @@ def polled(
             return False
         sleep(pause_s)
     return True
+
+
+def local_now() -> datetime:
+    """The time of day here, with its offset."""
+    return datetime.now().astimezone()
 
 
 _RATE_STEPS = 50

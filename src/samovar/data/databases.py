@@ -16,12 +16,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from samovar.core.errors import InputError, require_choice
+from samovar.core.files import read_file
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
 from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
 from samovar.formats.caffe.blob import is_mean_written, write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
-from samovar.formats.caffe.files import read_file
 from samovar.formats.image import MAX_FILE_BYTES, MAX_PIXELS, Pixels, decode_image, read_image, resized
 from samovar.formats.leveldb_folder import leveldb_records
 from samovar.formats.lmdb_file import LmdbFile, write_lmdb

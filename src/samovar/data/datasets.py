@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError
+from samovar.core.files import read_file
 from samovar.data.cache import Bytes, CacheSetup, Int64s, RecordCache
 from samovar.data.config import ImageDataConfig, TransformConfig
 from samovar.data.shares import Share, read_share
 from samovar.formats.caffe.datum import decode_datum
-from samovar.formats.caffe.files import read_file
 from samovar.formats.image import Channels, read_image, resized
 from samovar.formats.lmdb_file import LmdbFile
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.data.databases import WrittenDatabase, write_images
 from samovar.data.order import permutation
 

@@ -16,6 +16,7 @@ import torch
 
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError
+from samovar.core.files import read_file
 from samovar.data.cache import Bytes, CacheSetup, CacheSource, Int64s, RecordCache
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, WindowDataConfig
 from samovar.data.datasets import CachedImages, ImageDataset, ImageListDataset, ImageRecords, ListedFiles, LmdbDataset
@@ -23,7 +24,6 @@ from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, sample_indices
 from samovar.data.shares import Share
 from samovar.data.transform import Transform
 from samovar.data.windows import WindowSource
-from samovar.formats.caffe.files import read_file
 from samovar.formats.caffe.hdf5 import Hdf5Table, is_hdf5
 
 Tensors: TypeAlias = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import read_file
+from samovar.core.files import read_file
 from samovar.formats.lmdb_file import Int64s
 
 RUN_RECORDS = 64

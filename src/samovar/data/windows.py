@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
+from samovar.core.files import read_file
 from samovar.data.cache import CacheSetup, CacheSource, RecordCache
 from samovar.data.config import WindowDataConfig
 from samovar.data.datasets import ListedFiles
 from samovar.data.order import below, sample_draws
 from samovar.data.shares import Share
 from samovar.formats.caffe.blob import read_mean
-from samovar.formats.caffe.files import read_file
 from samovar.formats.image import Pixels, read_image, resized
 
 MAX_BYTES = 1 << 30

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
+from samovar.core.files import start_of, write_whole
 from samovar.formats.caffe.blob import encode_mean, read_mean
-from samovar.formats.caffe.files import start_of, write_whole
 from samovar.formats.caffe.hdf5 import is_hdf5, open_hdf5
 from samovar.formats.caffe.solverstate import encode_solverstate, encode_solverstate_hdf5, read_solverstate
 from samovar.frontends.caffe.definition import load_net

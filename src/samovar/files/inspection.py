@@ -28,7 +28,7 @@ from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.formats.lmdb_file import LmdbFile
 from samovar.frontends.caffe.weight_files import is_named_file, read_named
-from samovar.report.document import print_json
+from samovar.report.tables import print_json
 
 __all__ = ["Wanted", "inspect"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samovar.core.errors import InputError, nearest
+from samovar.core.files import write_whole
 from samovar.files.inspection_runs import Description, TextTable, Value
-from samovar.formats.caffe.files import write_whole
 from samovar.formats.caffe.text import field_names
 from samovar.frontends.caffe.costs import LayerCost, NetCost, costs
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net

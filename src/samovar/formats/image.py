@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import read_file
+from samovar.core.files import read_file
 
 Channels: TypeAlias = Literal["color", "gray", "stored"]
 Pixels: TypeAlias = npt.NDArray[np.uint8]

@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.closing import Closing
-from samovar.core.durable import owned, remove_abandoned, sync_folder, write_file
 from samovar.core.errors import InputError
+from samovar.core.files import owned, remove_abandoned, sync_folder, write_file
 
 Int64s = npt.NDArray[np.int64]
 

@@ -33,9 +33,8 @@ from samovar.box.joining import (
 from samovar.box.shards import SHARD_WORDS, CenterShard, whole_of
 from samovar.checkpoint.arrays import Array, chunks, parse
 from samovar.core.clock import Deadline
-from samovar.core.durable import FileMark, publish_file, sync_folder
 from samovar.core.errors import InputError, SamovarError
-from samovar.launcher.passing import locked
+from samovar.core.files import FileMark, locked, publish_file, sync_folder
 from samovar.strategies.box_terms import BoxWord, say_filled
 
 TIMEOUT_S: Final = 120.0

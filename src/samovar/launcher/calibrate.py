@@ -19,6 +19,7 @@ import numpy as np
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
+from samovar.core.files import passing_folder
 from samovar.core.host import busy_seconds
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
@@ -26,7 +27,6 @@ from samovar.launch.processes import Launch, RankEnd
 from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, DoctorArguments
 from samovar.launcher.hosts import own_versions
 from samovar.launcher.job import EndedBySignal
-from samovar.launcher.passing import passing_folder
 from samovar.report.host import HostFigures
 from samovar.transports.hosts import Pings, open_hosts
 from samovar.transports.keys import key_path, read_key

@@ -13,6 +13,7 @@ from typing import Any
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.files import passing_folder
 from samovar.core.plain import to_plain
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
@@ -23,7 +24,6 @@ from samovar.launch.processes import AT_ONCE, SignalEffect
 from samovar.launch.script import Hosts
 from samovar.launcher.job import Display, run_job, run_without_folder
 from samovar.launcher.other_hosts import Host0, OtherHost
-from samovar.launcher.passing import passing_folder
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.console import Console
 from samovar.report.host import versions_of

@@ -13,20 +13,21 @@ from typing import NoReturn, Protocol
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
+from samovar.core.device import CPU
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
+from samovar.core.files import passing_folder
 from samovar.core.host import Others, family_seconds, num_available_cpus
-from samovar.core.requirements import require_packages
+from samovar.core.modules import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
 from samovar.launcher.other_hosts import Host0, HostDuties, OtherHost, RankState
-from samovar.launcher.outcomes import error_of, with_foresight
-from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.membership.kept_memory import KeptMemory
+from samovar.predict.kept import Ran, Subject, foreseen
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
-from samovar.report.result import RunResult, unlike, with_figures_of, write_result
+from samovar.report.result import RunResult, error_of, unlike, with_figures_of, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
 from samovar.strategies.traits import AUTO
@@ -233,7 +234,7 @@ class _RunningJob:
     def _finished(self, told: RunResult) -> RunResult:
         result = with_figures_of(self._folder.result, self._policy.counted(told))
         if result.foreseen is None and self._config.job == "train" and not self._config.by_caffe:
-            result = with_foresight(self._config, result, self._other_programs.share())
+            result = _with_foresight(self._config, result, self._other_programs.share())
         if result.foreseen is not None:
             self._display.show(Notice(level="info", text=str(result.foreseen)))
         write_result(self._folder.result, result)
@@ -268,6 +269,30 @@ class _RunningJob:
         elif failure.kind == DeadlineExceeded.__name__:
             sentence = _silent(ends, self._config.workers) + sentence
         raise error_of(failure.kind, sentence, failure.exit_code, RankFailed)
+
+
+def _with_foresight(config: RunConfig, result: RunResult, busy: float) -> RunResult:
+    """The result with its prediction, if there can be one; see `samovar.predict.foresight.close_loop` and `Ran`."""
+    is_plain = config.box is None and config.device == CPU and result.stopped_by is None and not result.factors
+    if not is_plain or config.transport != AUTO or any(one.is_gone for one in result.by_worker):
+        return result
+    rates = [one.samples_per_second for one in result.by_worker]
+    samples_per_s = sum(rates) if rates else result.samples_per_second
+    ran = Ran(
+        Subject(result.net, result.net_parameters, result.threads_per_worker, result.precision),
+        config.strategy,
+        result.workers,
+        result.workers if config.hosts is None else max(config.hosts.sizes),
+        result.effective_batch / result.workers,
+        result.effective_batch / samples_per_s if samples_per_s else 0.0,
+        result.samples // max(1, result.effective_batch),
+        result.collective.partition(" ")[0],
+        result.bucket_sizes_bytes,
+        config.calibration,
+        busy,
+        result.net_unlearned,
+    )
+    return replace(result, foreseen=foreseen(ran))
 
 
 def _survives(config: RunConfig) -> bool:

@@ -17,11 +17,10 @@ from samovar.core.group import Host
 from samovar.launch.meeting import Met
 from samovar.launch.processes import RankEnd, Signals
 from samovar.launch.watch import EndPolicy
-from samovar.launcher.outcomes import error_of, heard, told
 from samovar.launcher.restart_policy import RestartPolicy, is_cause
 from samovar.membership.kept_memory import ServedMemory
 from samovar.report.records import Failed, Notice, Record, from_json, to_json
-from samovar.report.result import RunResult
+from samovar.report.result import RunResult, error_of, heard, told
 from samovar.report.run_folder import RunFolder, order_is_written
 from samovar.transports.links import MOST_BYTES, Inbox
 from samovar.transports.shm import BoardWord, RunBoard

@@ -12,7 +12,7 @@ from samovar.config import RunConfig
 from samovar.core.device import AUTO, CPU, CUDA, GPU
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import num_available_cpus, taken_cpus
-from samovar.core.requirements import require_packages
+from samovar.core.modules import require_packages
 from samovar.launch.limits import require_room
 from samovar.launch.numa import numa_nodes, place
 

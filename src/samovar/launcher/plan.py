@@ -1,4 +1,4 @@
-"""A training run before it starts: its settled configuration, its snapshot, and its folder."""
+"""A training run before it starts: its settled configuration, the place of its momentum, its snapshot, its folder."""
 
 import importlib
 from dataclasses import dataclass, replace
@@ -7,20 +7,21 @@ from typing import Final
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
+from samovar.core.clock import local_now
 from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.spec import is_there
-from samovar.launcher.momentum import with_momentum
-from samovar.report.console import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, config_of, create_run_folder, run_folders_of
+from samovar.solver.policy import SolverConfig
 from samovar.strategies.box_terms import MEAN
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import by_recipe, resolved
+from samovar.strategies.defaults import MomentumShares, by_recipe, resolved, shared_momentum
 from samovar.strategies.traits import ALWAYS, AUTO, KINDS, NONE
 
 LATEST: Final = "latest"
 IF_ANY: Final = "auto"
+_WITH_MOMENTUM = ("SGD", "Nesterov")  # of others a center can keep none
 # Where a run computes, and what it leaves behind, does not change what it computes.
 _NO_MATTER_TO_REPLAY = (
     *("replay", "record", "out", "keeps_snapshot", "timeout_s", "stop_rule", "hosts", "metrics"),
@@ -53,7 +54,9 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     net_name = solver.net.name()
     if config.box is not None:
         # Only now: it imports what speaks with a box, and most runs have one of their own.
-        config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
+        boxes = importlib.import_module("samovar.box.endpoints")
+        config = replace(config, buffer=config.buffer or boxes.buffer_name(net_name))
+        boxes.require_fitting(config.box, config.key_file, config.buffer, config.timeout_s, joins=config.join)
     if snapshot == LATEST:
         out = out or _last_run(net_name)
     found, notices = find_snapshot(net_name, snapshot, out)
@@ -168,3 +171,39 @@ def _last_run(net_name: str) -> Path:
         earlier = f"begin again without it, or continue an earlier run with --out {saved[-1]}"
         raise InputError(f"--snapshot latest: the last run, {runs[-1]}, saved none; {earlier}")
     return saved[-1]
+
+
+def with_momentum(
+    strategy: StrategyConfig, solver: SolverConfig, num_workers: int, are_all: bool = True
+) -> tuple[StrategyConfig, SolverConfig, tuple[str, ...]]:
+    """The strategy and the solver's settings, with momentum where the strategy keeps it, and what to tell the user.
+
+    Call it before the strategy is resolved. A center that many workers move keeps less momentum than one worker's
+    solver: see `async_sgd.center_momentum`. If only these workers move it (`are_all`), the solver's rate changes as in
+    `shared_momentum`. Raises InputError if the strategy needs a momentum and the solver has none.
+    """
+    momentum = solver.momentum if solver.type in _WITH_MOMENTUM else 0.0
+    shares = shared_momentum(strategy, momentum, num_workers)
+    factor = shares.rate_factor if are_all else 1.0
+    own = of_worker(solver, shares, factor)
+    notices = shares.notices
+    if factor != 1.0:
+        one = f"one with momentum {momentum:g}" if momentum else "one"
+        notices = (*notices, _other_rate(strategy, solver, own.policy.base_lr, num_workers, one))
+    return shares.config, own, notices
+
+
+def of_worker(solver: SolverConfig, shares: MomentumShares, rate_factor: float) -> SolverConfig:
+    """A worker's solver: its share of the momentum, in the form that this needs, and `rate_factor` times the rate."""
+    policy = replace(solver.policy, base_lr=solver.policy.base_lr * rate_factor)
+    if solver.type not in _WITH_MOMENTUM:
+        return replace(solver, policy=policy)
+    form = "Nesterov" if shares.is_nesterov else solver.type
+    return replace(solver, type=form, momentum=shares.worker, policy=policy)
+
+
+def _other_rate(strategy: StrategyConfig, solver: SolverConfig, rate: float, num_workers: int, one: str) -> str:
+    return (
+        f"{strategy.name}: a worker's base_lr is {rate:g} instead of {solver.policy.base_lr:g}, with which "
+        f"{num_workers} of them move the center as fast as {one} moves its weights"
+    )

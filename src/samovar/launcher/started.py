@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.requirements import require_optional
+from samovar.core.modules import require_optional
 from samovar.launch.identity import AUTO, Identity, own_identity
 from samovar.launch.local_group import await_first, is_one_per_host, leads_host, local_group, num_local, tell
 from samovar.launch.meeting import HostPlace
-from samovar.launcher.outcomes import heard, told
-from samovar.report.result import RunResult
+from samovar.report.result import RunResult, heard, told
 from samovar.transports.gaspi_library import gaspi_library
 
 _LAUNCHERS_OF_MPI = ("MPI", "SLURM")

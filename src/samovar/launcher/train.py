@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO, Unpack
 from samovar.config import RunConfig, parse_weights
 from samovar.core.device import GPU
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.files import locked
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
@@ -23,7 +24,6 @@ from samovar.launch.script import Hosts
 from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import run_job
 from samovar.launcher.other_hosts import Host0
-from samovar.launcher.passing import locked
 from samovar.launcher.placing import on_device, placed, worker_on_each_gpu
 from samovar.launcher.plan import TrainingPlan, find_snapshot, plan_training
 from samovar.launcher.started import as_started
@@ -32,7 +32,7 @@ from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import at_folder
-from samovar.report.sinks.choice import named_sinks
+from samovar.report.sinks import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import declared_as, in_python
 from samovar.strategies.ours import Settings

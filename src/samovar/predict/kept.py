@@ -17,8 +17,8 @@ from typing import Any
 from samovar.core.device import FP32
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.modules import is_installed
 from samovar.core.plain import from_plain, to_plain
-from samovar.core.requirements import is_installed
 from samovar.launch.wishes import state_folder
 from samovar.report.profile import Profile, load_profile
 from samovar.report.result import Foreseen

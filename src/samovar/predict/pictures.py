@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from samovar.core.errors import InputError
-from samovar.core.requirements import Missing
+from samovar.core.modules import Missing
 from samovar.predict.learning import Taught
 from samovar.predict.prediction import Question, verdicts
 from samovar.report.comparison import Prediction

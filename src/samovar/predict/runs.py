@@ -16,7 +16,7 @@ from samovar.predict.cluster import Cluster
 from samovar.predict.work import Segment, Work
 from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.transports.base import Array, Region

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TextIO
 
-from samovar.report.console import Screen, local_now
+from samovar.core.clock import local_now
+from samovar.report.console import Screen
 from samovar.report.records import (
     Finished,
     Iterated,

@@ -16,16 +16,11 @@ from typing import TextIO
 import rich.console
 import rich.text
 
+from samovar.core.clock import local_now
 from samovar.core.errors import InputError
 from samovar.report import wording
 from samovar.report.records import Finished, Notice, Progress, Record, SnapshotWritten, Started, Tested, Valued
 from samovar.report.script_output import LineOutput
-
-
-def local_now() -> datetime:
-    """The time of day here, with its offset."""
-    return datetime.now().astimezone()
-
 
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 

@@ -14,8 +14,7 @@ from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, output_named, read_result
 from samovar.report.run_folder import RunFolder, config_of
-from samovar.report.steps import KINDS, StepTimes
-from samovar.report.time_spent import Advice, Arrival, TimeSpent
+from samovar.report.steps import KINDS, Advice, Arrival, StepTimes, TimeSpent
 
 ENDED, FAILED, KILLED, OPEN, UNTOLD = "ended", "failed", "killed", "open", "untold"
 _LOG_TAIL_BYTES: Final = 1 << 16

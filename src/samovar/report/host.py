@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samovar.core.host import control_groups, cpu_quota_cores, memory_limit, models, text_of
 from samovar.core.machine import CalibrationRecord
-from samovar.core.requirements import Missing, missing_modules
+from samovar.core.modules import Missing, missing_modules
 
 _PACKAGES = ("samovar", "torch", "numpy")
 _LIMITS = {

@@ -15,7 +15,7 @@ from samovar.core.closing import Closing
 from samovar.core.errors import InputError
 from samovar.core.plain import as_number, json_line
 from samovar.report.run_folder import write_atomic
-from samovar.report.sinks.base import Sink
+from samovar.report.sinks import Sink
 
 Line = dict[str, Any]
 

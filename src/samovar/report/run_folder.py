@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
+from samovar.core.files import publish_file
 from samovar.core.plain import to_plain
 
 DEFAULT_PARENT = Path("runs")

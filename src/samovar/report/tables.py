@@ -1,13 +1,18 @@
-"""Facts and tables of commands: wrapped and divided to fit a terminal, plain aligned lines elsewhere."""
+"""The answer of a command: facts and tables, divided to fit a terminal, aligned lines elsewhere; or a JSON document."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
+
+from samovar.core.plain import json_document
+from samovar.report.console import Console
+from samovar.report.records import Record
 
 Row = Sequence[str]
 
@@ -98,3 +103,24 @@ def _table(cells: Sequence[Row], right: Sequence[bool], total: int) -> rich.tabl
     for number, row in enumerate(cells[1:], 1):
         table.add_row(*row, end_section=total > 0 and number == len(cells) - 1 - total)
     return table
+
+
+def print_json(value: object) -> None:
+    """Print `value` as a JSON document, at once: at its exit Python reports a full disk in its own way."""
+    try:
+        sys.stdout.write(json_document(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        printer().on_broken_pipe()
+
+
+class AnswerDisplay:
+    """Shows the record of type `kind` by `answer`, and all others as text: on stderr, if it is a document."""
+
+    def __init__(self, kind: type[Record], answer: Callable[[Any], None], *, is_document: bool = False) -> None:
+        self._kind, self._answer = kind, answer
+        self._console = Console(sys.stderr if is_document or answer is print_json else sys.stdout, sys.stderr)
+
+    def show(self, record: Record) -> None:
+        """Show one record."""
+        (self._answer if isinstance(record, self._kind) else self._console.show)(record)

@@ -16,8 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from samovar.core.durable import write_file
 from samovar.core.errors import InputError
+from samovar.core.files import write_file
 from samovar.core.trace import Span
 
 STREAMS: Final = ("step", "data", "forward", "backward", "exchange", "update", "in flight")

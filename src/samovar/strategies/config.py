@@ -8,7 +8,7 @@ from typing import Any
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError, require_choice
-from samovar.core.own_code import object_at
+from samovar.core.modules import object_at
 from samovar.core.units import is_count
 from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings, place_of
 

@@ -10,7 +10,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Layout
 from samovar.core.stateful import State
 from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.strategies.traits import SYNC_PERIOD_STEPS

@@ -13,7 +13,7 @@ from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.report.steps import StepDone, StepTimes
 from samovar.report.tracing import Voice
 from samovar.strategies.center_steps import CenterSteps
-from samovar.training.evaluated import CenterWeights
+from samovar.training.evaluation import CenterWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade
 from samovar.training.ordered_centers import Order

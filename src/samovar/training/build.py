@@ -24,7 +24,7 @@ from samovar.frontends.caffe.parameters import Room
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
 from samovar.frontends.caffe.weights import load_weights
-from samovar.launcher.momentum import with_momentum
+from samovar.launcher.plan import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model
@@ -36,7 +36,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import Factoring
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices, factoring_in, layout_with_factors
-from samovar.training.evaluated import CenterWeights, EvaluatedWeights
+from samovar.training.evaluation import CenterWeights, EvaluatedWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
     RankMemory,

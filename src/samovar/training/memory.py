@@ -24,7 +24,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.solver.flat import num_histories
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
 from samovar.strategies.factors import Factoring

@@ -16,7 +16,7 @@ from samovar.report.wording import counted
 from samovar.strategies.base import kind_of
 from samovar.strategies.traits import AUTO
 from samovar.training.context import RankContext
-from samovar.training.evaluated import gather
+from samovar.training.evaluation import gather
 from samovar.transports.rendezvous import first_line, listen_at, within
 from samovar.transports.torch_dist import ConnectNear, JobStore, NearCollectives, open_store
 

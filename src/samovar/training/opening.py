@@ -28,7 +28,7 @@ from samovar.report.wording import counted
 from samovar.strategies.defaults import recipe_changes
 from samovar.training import build
 from samovar.training.context import RankContext
-from samovar.training.evaluated import gather
+from samovar.training.evaluation import gather
 from samovar.training.memory import Slices, portions
 from samovar.transports.base import Array
 

@@ -15,21 +15,22 @@ from samovar.core import errors
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group, rank_names
-from samovar.launch.libraries import mpi_windows, started_gaspi
+from samovar.launch.identity import variables_of_gaspi
 from samovar.launch.local_group import take_place
 from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
 from samovar.report.records import Failed, RecordWriter
 from samovar.strategies.traits import AUTO
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests
-from samovar.training.evaluated import gather
+from samovar.training.evaluation import gather
 from samovar.training.testing import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing
 from samovar.training.train_rank import run_training
 from samovar.transports.gaspi import GaspiTransport
+from samovar.transports.gaspi_library import started_gaspi
 from samovar.transports.hosts import HostsTransport, open_hosts
 from samovar.transports.keys import key_path, read_key
-from samovar.transports.looking import LookingTransport, end_at_once
+from samovar.transports.looking import LookingTransport, end_at_once, mpi_windows
 from samovar.transports.shm import RunBoard, ShmTransport
 from samovar.transports.tcp import TcpTransport
 
@@ -106,7 +107,8 @@ def _by_gaspi(rank: int, config: RunConfig, reached: ShmTransport | HostsTranspo
         rows = gather(reached, [float(number) for number in row], config.timeout_s)
         return [list(map(int, rows[host.ranks[0]])) for host in hosts]
 
-    library = started_gaspi(rank, hosts, addresses, show, Deadline.after(config.timeout_s))
+    deadline = Deadline.after(config.timeout_s)
+    library = started_gaspi(rank, hosts, addresses, show, deadline, variables_of_gaspi)
     reached.close()
     return GaspiTransport(Group(rank, config.workers), library, config.timeout_s, _names(config))
 

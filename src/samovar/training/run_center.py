@@ -10,13 +10,12 @@ import numpy as np
 from samovar.box.base import Center
 from samovar.box.board import MAX_MEMBERS, Board, MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import parse_endpoints
+from samovar.box.endpoints import drop_command, parse_endpoints, there_already
 from samovar.box.joining import Endpoint
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
-from samovar.launcher.box_plan import drop_command, there_already
 from samovar.membership.job_center import WindowsCenter
 from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
 from samovar.membership.progress_table import ProgressTable
@@ -26,7 +25,7 @@ from samovar.membership.statistics import NUM_MARKS, ShownStatistics
 from samovar.strategies.base import CenterSeat
 from samovar.strategies.box_terms import MEAN, BoxWord, Terms, raise_goal
 from samovar.training.context import RankContext
-from samovar.training.evaluated import CenterWeights, StatisticViews
+from samovar.training.evaluation import CenterWeights, StatisticViews
 from samovar.training.ordered_centers import Order
 from samovar.transports.base import Region
 from samovar.transports.looking import LookingTransport

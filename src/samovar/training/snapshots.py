@@ -22,7 +22,7 @@ from samovar.frontends.caffe.weights import stored_layers
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.solver.flat import num_histories
 from samovar.training.build import Learner
-from samovar.training.evaluated import CenterWeights
+from samovar.training.evaluation import CenterWeights
 from samovar.training.resume import RANK_PART, SHARES_BATCH
 from samovar.transports.base import Notification, Region, Transport
 

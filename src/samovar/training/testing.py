@@ -15,9 +15,9 @@ from samovar.frontends.caffe.weights import load_weights
 from samovar.model.half import use_half
 from samovar.report.records import Tested, TestedBatch
 from samovar.training import build
-from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
+from samovar.training.observer import show_values_of_test
 from samovar.training.opening import require_same_data
 from samovar.training.step import StepLoss, Worker
 

@@ -19,7 +19,7 @@ from samovar.model.half import use_half
 from samovar.report.records import READING, LayerTime, Probed, Timed
 from samovar.training import build
 from samovar.training.context import RankContext
-from samovar.training.evaluated import gather
+from samovar.training.evaluation import gather
 from samovar.training.loop import StepMade, train_at
 from samovar.training.near import near_of
 from samovar.training.opening import open_training

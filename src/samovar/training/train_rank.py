@@ -22,18 +22,16 @@ from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
 from samovar.training.async_pace import TEST_PATIENCE, Agree, AsyncPace, AsyncParts, Master, Run
-from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
-from samovar.training.evaluated import CenterWeights, gather, require_equal
+from samovar.training.evaluation import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Outcome, Requests, train_at
+from samovar.training.loop import Duties, Outcome, Requests, first_step, make_schedule, num_steps_of, train_at
 from samovar.training.near import near_of, staged_notices
-from samovar.training.observer import WorkersObserver, worker_figures
+from samovar.training.observer import WorkersObserver, shows_values, worker_figures
 from samovar.training.opening import open_training, require_same_data
 from samovar.training.ordered_centers import order_of
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
-from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
 from samovar.training.testing import evaluate_function, forward_function, test_parts
 from samovar.training.tracing import tracing_of

@@ -18,16 +18,14 @@ from samovar.report.metrics import MetricsWriter
 from samovar.report.records import SnapshotWritten, Started
 from samovar.report.result import RunResult, output_named
 from samovar.report.run_folder import RunFolder
-from samovar.report.sinks.base import Sink
-from samovar.report.sinks.choice import MetricsChoice, close_all, open_sinks
+from samovar.report.sinks import MetricsChoice, Sink, close_all, open_sinks
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO, NONE
 from samovar.training import bucket_cut, build
-from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
-from samovar.training.observer import RunObserver, advice_for
+from samovar.training.observer import CaffeObserver, RunObserver, advice_for, debug_notices
 from samovar.training.opening import Opened
 from samovar.training.snapshots import make_saver
 from samovar.training.testing import TestPart

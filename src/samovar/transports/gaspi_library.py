@@ -5,9 +5,10 @@ call that waits has a limit in milliseconds; TEST is none at all.
 """
 
 import ctypes
+import secrets
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_ubyte, c_uint, c_ulong, c_ushort, c_void_p
 from functools import cache
 from typing import Any, Final
@@ -16,13 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, SamovarError
+from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.group import Host
+from samovar.transports.rendezvous import within
 
 SUCCESS, ERROR, TIMEOUT, QUEUE_FULL = 0, -1, 1, 23
 TEST: Final = 0
 # A job's ports: for its start and for segments, from `port` on, and for data. One for each rank of a host.
 MOST_RANKS_A_HOST: Final = 256
 NUM_PORTS: Final = 3 * MOST_RANKS_A_HOST
+# GPI-2 listens above a port of these, which are below those that Linux gives to whoever asks for any.
+_FIRST_PORT, _NUM_FIRST_PORTS, _NUM_DRAWN = 10_000, 20_000, 8
+# show(what, row): the rows that the first ranks of all hosts show.
+Show = Callable[[str, Sequence[int]], Sequence[Sequence[int]]]
+# variables(rank, addresses): while this is open, the environment has what gaspi_run would tell.
+Variables = Callable[[int, Sequence[str]], AbstractContextManager[None]]
 _LIBRARIES = ("libGPI2.so.0", "libGPI2.so")
 _LEAST_VERSION = 1.6
 _UNINITIALIZED = 0
@@ -241,3 +250,44 @@ def is_free(port: int, num_ranks: int) -> bool:
 def milliseconds(deadline: Deadline) -> int:
     """The time left, for a call."""
     return max(1, int(1000 * deadline.timeout_s()))
+
+
+def started_gaspi(
+    rank: int, hosts: Sequence[Host], addresses: Sequence[str], show: Show, deadline: Deadline, variables: Variables
+) -> GaspiLibrary:
+    """GPI-2 among all ranks of `hosts`, at ports that are free on each; `addresses` are the ranks'.
+
+    Raises InputError without the library or without ports, RankFailed if ranks do not reach each other.
+    """
+    library = gaspi_library()
+    if library.started is not None:
+        return library
+    port = _common_port(rank, hosts, show)
+
+    def start() -> None:
+        with variables(rank, addresses):
+            library.start(rank, len(addresses), port, deadline)
+
+    try:
+        within(start, deadline)
+    except (TimeoutError, SamovarError) as error:
+        raise RankFailed(
+            f"rank {rank}: GPI-2 does not connect the ranks at ports {port} to {port + NUM_PORTS - 1}: "
+            f"{error or 'not in time'}; do hosts reach each other there, and does no "
+            "other program have them?"
+        ) from error
+    return library
+
+
+def _common_port(rank: int, hosts: Sequence[Host], show: Show) -> int:
+    """The first of ports that are free on every host; rank 0 draws them."""
+    own = next(host for host in hosts if rank in host.ranks)
+    drawn = [_FIRST_PORT + secrets.randbelow(_NUM_FIRST_PORTS) for _ in range(_NUM_DRAWN)]
+    ports = show("ports", drawn)[0]
+    leads = rank == own.ranks[0]
+    free = show("free", [int(leads and is_free(port, len(own.ranks))) for port in ports])
+    for port, is_everywhere in zip(ports, map(all, zip(*free, strict=True)), strict=True):
+        if is_everywhere:
+            return port
+    tried = ", ".join(map(str, ports))
+    raise InputError(f"rank {rank}: GPI-2: none of the ports {tried} is free on every host; start again")

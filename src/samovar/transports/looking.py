@@ -10,12 +10,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 import numpy as np
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import RankFailed, SamovarError
+from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Array, Notification, PeerTransport, PeerWindow
 
@@ -207,3 +208,13 @@ class Watcher:
 def end_at_once() -> None:
     """End this process, so that the others, or their launcher, notice."""
     os._exit(RankFailed.exit_code)
+
+
+def mpi_windows() -> Any:
+    """The module `samovar.transports.mpi`; this starts MPI. Raises InputError if mpi4py finds no library of it."""
+    try:
+        return import_module("samovar.transports.mpi")
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            f"transport 'mpi': mpi4py cannot load MPI: {error}; install one, such as by `pip install 'samovar[mpi]'`"
+        ) from error

@@ -23,7 +23,7 @@ from samovar.api.replica import Replica
 from samovar.core.errors import InputError
 from samovar.launch.wishes import METRICS, TRACE
 from samovar.report.metrics import read_metrics
-from samovar.report.sinks.base import Sink
+from samovar.report.sinks import Sink
 from samovar.strategies.config import StrategyConfig
 
 

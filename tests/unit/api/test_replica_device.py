@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.process_group import ProcessGroup
+from samovar.api.reductions import ReplicaBuffers
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.buffer import pinned, sent

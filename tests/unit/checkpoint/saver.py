@@ -94,7 +94,7 @@ def kill_at_line(line: int) -> None:
         return local
 
     def glob(frame: FrameType, event: str, _: object):
-        return local if Path(frame.f_code.co_filename).name in ("store.py", "durable.py", "shutil.py") else None
+        return local if Path(frame.f_code.co_filename).name in ("store.py", "files.py", "shutil.py") else None
 
     sys.settrace(glob)
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from samovar.cli import doctor as command
+from samovar.cli.command import require_place
 from samovar.cli.doctor import advice, host_rows, record_rows
-from samovar.cli.output_flags import require_place
 from samovar.core.errors import SamovarError
 from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 from samovar.core.plain import from_plain, to_plain
 from samovar.launcher.calibrate import HostLinkFigures, calibrate
 from samovar.report.host import HostFigures, diagnose, read_host
 from samovar.report.profile import LayerProfile, Profile, load_profile, save_profile
-from samovar.strategies.advice import ADVICE, shortest_step_s
+from samovar.strategies.catalog import ADVICE, shortest_step_s
 from tests.multiproc.command import run
 
 SAMOVAR = str(Path(sys.executable).with_name("samovar"))

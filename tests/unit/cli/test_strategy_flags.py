@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samovar.cli.caffe_command import parse_caffe_flags
-from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.cli.train import train
 from samovar.core.errors import InputError
 from samovar.strategies.catalog import asked_for

@@ -54,9 +54,7 @@ def test_the_environment_names_the_key_where_no_flag_does(monkeypatch: pytest.Mo
 
 def test_a_signal_before_the_run_is_told_to_other_hosts_by_its_name() -> None:
     program = (  # the module takes signals
-        "from samovar.cli.entry import _Ended\n"
-        "from samovar.launcher.outcomes import told\n"
-        "print(told(_Ended(15))['error'])"
+        "from samovar.cli.entry import _Ended\nfrom samovar.report.result import told\nprint(told(_Ended(15))['error'])"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "ended by SIGTERM\n"

@@ -1,10 +1,11 @@
-"""One message of several ranks is shown once; temporary folders of jobs are deleted."""
+"""One message of several ranks is shown once; folders of jobs are deleted; results are held against predictions."""
 
 import fcntl
 import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,21 @@ from typing import Any
 import pytest
 
 from samovar.config import RunConfig
-from samovar.core.durable import remove_abandoned
 from samovar.core.errors import RankFailed
+from samovar.core.files import passing_folder, remove_abandoned
 from samovar.launch.processes import RankEnd
-from samovar.launcher.job import EndedBySignal, Told, _RunningJob
+from samovar.launcher.job import EndedBySignal, Told, _RunningJob, _with_foresight
 from samovar.launcher.other_hosts import Host0, RankState
-from samovar.launcher.passing import passing_folder
 from samovar.report.records import Notice, SnapshotWritten
+from samovar.report.result import Foreseen
 from samovar.report.run_folder import RunFolder
+from samovar.strategies.config import StrategyConfig
+from tests.unit.report.examples import RESULT, WORKER
+
+AT_A_CENTER = RunConfig("train", Path("solver.prototxt"), workers=2, strategy=StrategyConfig("async-easgd"))
+FORESEEN = Foreseen(
+    cluster="here", net="n", strategy="async-easgd", workers=2, predicted_s=1.0, measured_s=1.1, profile="p"
+)
 
 
 def test_of_each_topic_the_first_notice_is_news() -> None:
@@ -85,7 +93,7 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
         (kept.path / "rank0.log").write_text("why")
         kept.is_kept = True
     killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
-        "from samovar.launcher.passing import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
+        "from samovar.core.files import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
     (abandoned,) = set(tmp_path.iterdir()) - {kept.path}
@@ -117,7 +125,7 @@ def test_a_folder_that_is_being_made_is_no_abandoned_one(tmp_path: Path, monkeyp
 def test_without_any_temporary_folder_the_error_names_the_variable() -> None:
     program = (
         "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc']\n"
-        "from samovar.launcher.passing import passing_folder\n"
+        "from samovar.core.files import passing_folder\n"
         "from samovar.core.errors import InputError\n"
         "try:\n"
         "    with passing_folder('test'): pass\n"
@@ -135,3 +143,14 @@ def test_a_rank_of_another_host_whose_end_has_not_come_has_made_no_step(tmp_path
     job._ranks, job._folder, job._others = (0,), RunFolder(tmp_path), object.__new__(Host0)
     job._others.states = {}
     assert job._state(1) == RankState(0, "rank1.log")
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_run_that_lost_workers_for_good_is_not_compared_with_its_prediction(
+    monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """Its pace is that of the others."""
+    monkeypatch.setattr("samovar.launcher.job.foreseen", lambda _ran: FORESEEN)
+    workers = (WORKER, replace(WORKER, is_gone=is_gone))
+    found = _with_foresight(AT_A_CENTER, replace(RESULT, by_worker=workers), 0.0)
+    assert found.foreseen == (None if is_gone else FORESEEN)

@@ -15,7 +15,7 @@ from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.membership import statistics
 from samovar.membership.statistics import NUM_MARKS, ShownStatistics, SummedStatistics
-from samovar.training.evaluated import CenterWeights, StatisticViews
+from samovar.training.evaluation import CenterWeights, StatisticViews
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 from tests.threads import on_threads

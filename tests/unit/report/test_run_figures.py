@@ -12,11 +12,17 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.report.metrics import MetricsWriter, read_metrics
-from samovar.report.run_figures import RunFigures
-from samovar.report.sinks.base import GuardedSink, Sink, finite_scalars, scalars
-from samovar.report.sinks.choice import close_all, metrics_choice, named_sinks, open_sinks
-from samovar.report.steps import StepDone, StepTimes, last_to_arrive
-from samovar.report.time_spent import Advice
+from samovar.report.sinks import (
+    GuardedSink,
+    Sink,
+    close_all,
+    finite_scalars,
+    metrics_choice,
+    named_sinks,
+    open_sinks,
+    scalars,
+)
+from samovar.report.steps import Advice, RunFigures, StepDone, StepTimes, last_to_arrive
 
 ADVICE = Advice("another disk", "larger batches", "more cores")
 OWN = """
@@ -157,7 +163,7 @@ def test_a_run_with_a_folder_of_its_own_takes_only_sinks() -> None:
 def test_a_missing_package_is_named_with_its_extra() -> None:
     program = (
         "import sys; sys.modules['wandb'] = None\n"
-        "from samovar.report.sinks.choice import metrics_choice\n"
+        "from samovar.report.sinks import metrics_choice\n"
         "from samovar.core.errors import InputError\n"
         "try: metrics_choice('wandb', 'metrics')\n"
         "except InputError as error: print(error)\n"

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report.sinks.base import Sink
-from samovar.report.sinks.choice import close_all, metrics_choice, open_sinks
+from samovar.report.sinks import Sink, close_all, metrics_choice, open_sinks
 
 SETTINGS = {"strategy": "sync", "world_size": 2, "a[0]": "x" * 10_000}
 LINES: list[tuple[int, str, Mapping[str, object]]] = [
@@ -217,7 +216,7 @@ def test_a_run_continues_without_an_mlflow_that_is_silent_for_long(
 def test_a_process_that_ends_does_not_wait_for_an_mlflow_that_failed(tracked: Any) -> None:
     """MLflow would end the run at exit, and try for minutes to reach a server that is gone."""
     program = (
-        "from samovar.report.sinks.choice import metrics_choice, open_sinks\n"
+        "from samovar.report.sinks import metrics_choice, open_sinks\n"
         "(sink,) = open_sinks(metrics_choice('mlflow:theirs', 'metrics'), None, {}, 'metrics', print)\n"
         "del sink._inner._client\n"
         "sink.write(1, 'train', {'loss': 1.0})\n"

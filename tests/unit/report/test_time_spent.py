@@ -2,8 +2,7 @@
 
 import pytest
 
-from samovar.report.steps import StepTimes
-from samovar.report.time_spent import Advice, Arrival, StragglerWatch, TimeSpent
+from samovar.report.steps import Advice, Arrival, StepTimes, StragglerWatch, TimeSpent
 from samovar.strategies.config import StrategyConfig
 from samovar.training.observer import advice_for
 

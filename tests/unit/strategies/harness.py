@@ -14,7 +14,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.stateful import State
 from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate

@@ -14,7 +14,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.center_steps import CenterSteps, Staleness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region

@@ -13,7 +13,7 @@ from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 from samovar.strategies.base import Buffers
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.sync import CompressedSync
 from samovar.strategies.trial import NUM_TRIAL_STEPS, TrialCallback

@@ -14,7 +14,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers, CenterSeat
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import cut
 from samovar.transports.base import Region

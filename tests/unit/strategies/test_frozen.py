@@ -8,7 +8,7 @@ import pytest
 
 from samovar.collectives.engine import PlannedCollectives
 from samovar.strategies.base import Buffers, strategy
-from samovar.strategies.build import build_strategy
+from samovar.strategies.catalog import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.traits import KINDS

@@ -8,7 +8,7 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.launcher.momentum import with_momentum
+from samovar.launcher.plan import with_momentum
 from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig, parse_bucket

@@ -6,7 +6,7 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.frontends.caffe.solver import load_solver
-from samovar.training.schedule import make_schedule
+from samovar.training.loop import make_schedule
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from samovar.core.durable import write_file
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import read_binary
-from samovar.formats.caffe.schema import Message, message_class, packed_message_class
+from samovar.core.files import write_file
+from samovar.formats.caffe.schema import Message, message_class, packed_message_class, read_binary
 
 MAX_BINARY_BYTES = (1 << 31) - 1  # protobuf's own limit
 MAX_AXES = 32  # Caffe's limit

@@ -10,9 +10,8 @@ from google.protobuf.message import DecodeError
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
-from samovar.formats.caffe.files import read_binary, utf8
 from samovar.formats.caffe.hdf5 import array_of, group_of, holders, is_hdf5, made_in_memory, open_hdf5
-from samovar.formats.caffe.schema import Message, message_class, packed_message_class
+from samovar.formats.caffe.schema import Message, message_class, packed_message_class, read_binary, utf8
 
 Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
 

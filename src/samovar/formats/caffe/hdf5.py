@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import HDF5_MAGIC, start_of
+from samovar.core.files import start_of
+from samovar.formats.caffe.schema import HDF5_MAGIC
 
 MAX_DEPTH = 16
 MAX_GROUPS = 100_000

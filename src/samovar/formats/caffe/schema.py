@@ -1,10 +1,16 @@
-"""Caffe's protobuf schema, the facts of BVLC caffe.proto 1.0, as message classes.
+"""Caffe's protobuf schema, the facts of BVLC caffe.proto 1.0, as message classes; and files of such messages.
 
 First nets, solvers, stored arrays and records, then the settings of layer types, then the two older layer messages
 (V1, V0). `MessageTable` explains the notation.
 """
 
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.core.files import read_file
 from samovar.formats.message_table import Message, MessageClass, MessageTable
+
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 _TABLE = """
 enum Phase TRAIN=0 TEST=1
@@ -184,3 +190,21 @@ def packed_message_class(name: str) -> MessageClass:
 
 _MESSAGES = MessageTable(PACKAGE, _TABLE)
 _PACKED_MESSAGES = MessageTable(PACKAGE, _TABLE, packed_as_bytes=True)
+
+
+def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
+    """As `read_file`, for a binary protobuf; the error says so if it is an HDF5 file."""
+    content = read_file(path, kind, max_bytes)
+    if content.startswith(HDF5_MAGIC):
+        raise InputError(
+            f"{path}: is an HDF5 file, but a {kind} is a binary protobuf; give the file that Caffe's tools wrote"
+        )
+    return content
+
+
+def utf8(value: str | bytes, where: str) -> str:
+    """A text from one of Caffe's messages, which holds bytes instead if they are not UTF-8.
+    Raises InputError, starting with `where`, for bytes."""
+    if isinstance(value, bytes):
+        raise InputError(f"{where}: {value[:60]!r} is not UTF-8 text; the file is damaged")
+    return value

@@ -11,9 +11,8 @@ from google.protobuf.message import DecodeError
 from samovar.core.errors import InputError
 from samovar.formats.caffe import hdf5
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
-from samovar.formats.caffe.files import read_binary, utf8
 from samovar.formats.caffe.hdf5 import array_of, steps_of
-from samovar.formats.caffe.schema import packed_message_class
+from samovar.formats.caffe.schema import packed_message_class, read_binary, utf8
 
 
 @dataclass(frozen=True, slots=True)

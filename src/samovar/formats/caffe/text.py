@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from google.protobuf import text_format
 
 from samovar.core.errors import InputError, nearest
-from samovar.formats.caffe.files import read_file
+from samovar.core.files import read_file
 from samovar.formats.caffe.schema import Message, message_class
 
 MAX_TEXT_BYTES = 4 << 20  # some 20,000 layers; the parser takes up to 100 bytes of memory for each

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from samovar.core.errors import InputError, nearest
+from samovar.core.files import write_whole
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.formats.caffe.caffemodel import StoredNet
-from samovar.formats.caffe.files import write_whole
 from samovar.frontends.caffe.definition import load_net, sized
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.registry import UserLayer

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.files import write_whole
+from samovar.core.files import write_whole
 from samovar.formats.onnx import Dimension, OnnxGraph
 from samovar.frontends.caffe.layers.activations import Dropout
 from samovar.frontends.caffe.layers.base import Layer

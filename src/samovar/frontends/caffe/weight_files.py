@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from samovar.checkpoint.manifest import PART_KEY
 from samovar.core.errors import InputError, nearest
+from samovar.core.files import read_file, start_of
 from samovar.formats.caffe.caffemodel import (
     LayerRecord,
     StoredNet,
@@ -28,7 +29,6 @@ from samovar.formats.caffe.caffemodel import (
     encode_caffemodel_hdf5,
     read_stored_net,
 )
-from samovar.formats.caffe.files import read_file, start_of
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.spec import LayerSpec
 from samovar.frontends.caffe.upgrade import type_today

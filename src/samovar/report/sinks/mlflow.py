@@ -9,7 +9,7 @@ import mlflow
 from mlflow.entities import Metric, Param
 
 from samovar.core.clock import Deadline
-from samovar.report.sinks.base import Sink, finite_scalars
+from samovar.report.sinks import Sink, finite_scalars
 from samovar.transports.background import Background, Job
 
 _FLUSH_S, _CLOSING_S = 1.0, 10.0

@@ -8,7 +8,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from samovar.report.sinks.base import Sink, scalars
+from samovar.report.sinks import Sink, scalars
 
 
 class TensorBoard(Sink):

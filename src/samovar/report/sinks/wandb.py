@@ -5,7 +5,7 @@ from typing import Any
 
 import wandb
 
-from samovar.report.sinks.base import Sink, scalars
+from samovar.report.sinks import Sink, scalars
 
 _STEP = "step"
 

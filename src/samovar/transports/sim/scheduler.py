@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from samovar.core.clock import Deadline
-from samovar.core.requirements import Missing
+from samovar.core.modules import Missing
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from samovar.core.durable import write_file
 from samovar.core.errors import InputError
+from samovar.core.files import write_file
 from samovar.formats.caffe.hdf5 import made_in_memory
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.frontends.caffe.layers.base import Layer, RandomLayer

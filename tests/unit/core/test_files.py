@@ -1,5 +1,6 @@
-"""Folders of one job, and the lock on a run's folder."""
+"""Files are replaced whole, folders are synced where their file system can do that, and a run's folder is locked."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -7,9 +8,25 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launcher.passing import locked
+from samovar.core.files import locked, publish_file, sync_folder
 
 GONE = "another job, which could not begin, deleted it at this moment; start again"
+
+
+def test_a_file_comes_where_folders_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync_folder(Path("/proc"))  # one that cannot, as the folders that VirtualBox shares
+
+    def refused(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    number = errno.EINVAL
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda of: (refused if Path(f"/proc/self/fd/{of}").is_dir() else fsync)(of))
+    publish_file(tmp_path / "a", [b"whole"])
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_folder(tmp_path)
 
 
 def test_a_folder_is_one_jobs(tmp_path: Path) -> None:
