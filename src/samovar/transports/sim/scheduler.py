@@ -150,6 +150,18 @@ class Scheduler:
         self.at((self.now_s + seconds, self._draw()), Task.resume, task)
         self.block(task, "sleep")
 
+    def poll(self, task: Task, every_s: float, is_over: Callable[[float], bool]) -> None:
+        """Let virtual time pass until is_over(now_s), which is asked every `every_s`, without a switch to the task."""
+
+        def ask(_: object) -> None:
+            if is_over(self.now_s):
+                task.resume()
+            else:
+                self.after(every_s, ask)
+
+        self.after(every_s, ask)
+        self.block(task, "sleep")
+
     def _main(self, task: Task) -> None:
         try:
             task.result = task.program()

@@ -80,6 +80,12 @@ class SimPort:
         self.fabric.scheduler.sleep(task, seconds)
         self.task = task
 
+    def poll(self, every_s: float, is_over: Callable[[float], bool]) -> None:
+        """See `Scheduler.poll`."""
+        task = self.task
+        self.fabric.scheduler.poll(task, every_s, is_over)
+        self.task, self.last_put = task, None
+
     def request(self, requests: Sequence[ServerRequest]) -> None:
         """Send all to their servers at once, and wait until all have been answered."""
         task, fabric = self.task, self.fabric

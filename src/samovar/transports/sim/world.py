@@ -161,7 +161,8 @@ class SimTransport:
 
     def __init__(self, group: Group, port: SimPort, windows: Windows, machine: MachineModel) -> None:
         self.group = group
-        self.note, self.request, self.sleep, self.die = port.note, port.request, port.sleep, port.die
+        self.note, self.request, self.die = port.note, port.request, port.die
+        self.sleep, self.poll = port.sleep, port.poll
         self._port = port
         self._windows = windows
         self._machine = machine
