@@ -1,7 +1,7 @@
 """A member of the simulated box (see `tests.sim.box_world`): what it asks for, again and again until it is answered."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -133,7 +133,7 @@ class Client:
         kind, index, body = self.board_request
         self.board_call = self._next_call()
         request = Request(kind, self.board_call, self.member, index, sequence=self.next_board_sequence())
-        self._send(replace(request, body_bytes=len(body)), body)
+        self._send(request._replace(body_bytes=len(body)), body)
         call = self.board_call
         self.world.after(_RETRY_S, lambda: self.board_call == call and self.send_to_board())
 

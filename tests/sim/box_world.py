@@ -127,7 +127,10 @@ class World:
 
     @property
     def is_over(self) -> bool:
-        return all(client.is_done for client in self.clients) and len(self.clients) >= self.num_expected
+        for client in self.clients:  # asked at each event: a loop takes half of the time of `all`
+            if not client.is_done:
+                return False
+        return len(self.clients) >= self.num_expected
 
     @property
     def num_expected(self) -> int:
@@ -165,12 +168,14 @@ class Server:
     def receive(self, header: bytes, body: bytes, client: "Client") -> None:
         world = self._world
         self._num_received += 1
-        pause_s = PAUSE_S * world.script.share(f"pause at {self._num_received}")
-        if world.script.strikes(
-            world.faults.pause, f"the box is stopped for {pause_s:.1f} s at request {self._num_received}"
-        ):
-            self._resumes_s = world.now_s + pause_s
+        if world.faults.pause > 0:
+            self._pause(f"at request {self._num_received}", world.script.share(f"pause at {self._num_received}"))
         world.after(max(0.0, self._resumes_s - world.now_s), lambda: self.take(header, body, client))
+
+    def _pause(self, when: str, share: float) -> None:
+        world, pause_s = self._world, PAUSE_S * share
+        if world.script.strikes(world.faults.pause, f"the box is stopped for {pause_s:.1f} s {when}"):
+            self._resumes_s = world.now_s + pause_s
 
     def take(self, header: bytes, body: bytes, client: "Client") -> None:
         """It is not stopped: answer, unless it dies of it."""

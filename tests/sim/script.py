@@ -32,6 +32,7 @@ class Script:
     def __init__(self, seed: int, only: str = ALL) -> None:
         self.seed = seed
         self.happened: dict[str, str] = {}  # sentences by their names
+        self._hash = blake2b(f"{seed} ".encode(), digest_size=6)
         self._only = None if only == ALL else frozenset(only.split(","))
 
     def keeps(self, sentence: str) -> bool:
@@ -51,7 +52,9 @@ class Script:
         return self._share(f"how much: {of}")
 
     def _share(self, text: str) -> float:
-        return int.from_bytes(blake2b(f"{self.seed} {text}".encode(), digest_size=6).digest()) / 2**48
+        hashed = self._hash.copy()
+        hashed.update(text.encode())
+        return int.from_bytes(hashed.digest()) / 2**48
 
 
 @dataclass(frozen=True)
