@@ -66,4 +66,4 @@ class BoxFaults:
         self.cuts.clear()
 
     def is_cut(self, index: int, now_s: float) -> bool:
-        return bool(self.cuts) and any(cut.index == index and cut.from_s <= now_s < cut.until_s for cut in self.cuts)
+        return any(cut.index == index and cut.from_s <= now_s < cut.until_s for cut in self.cuts)

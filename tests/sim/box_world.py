@@ -101,7 +101,7 @@ class World:
         """A message to or from a member: it may be lost, come twice, and overtake others."""
         self.num_sent += 1
         message, script, faults = f"message {self.num_sent}, {what} member {index},", self.script, self.faults
-        if faults.is_cut(index, self.now_s):
+        if faults.cuts and faults.is_cut(index, self.now_s):
             return
         for copy in ("", "again ") if script.strikes(faults.doubling, f"{message} comes twice") else ("",):
             if not script.strikes(faults.loss, f"{message} is {copy and 'once '}lost"):
@@ -170,7 +170,10 @@ class Server:
         self._num_received += 1
         if world.faults.pause > 0:
             self._pause(f"at request {self._num_received}", world.script.share(f"pause at {self._num_received}"))
-        world.after(max(0.0, self._resumes_s - world.now_s), lambda: self.take(header, body, client))
+        if world.now_s < self._resumes_s:
+            world.after(self._resumes_s - world.now_s, lambda: self.take(header, body, client))
+        else:
+            self.take(header, body, client)
 
     def _pause(self, when: str, share: float) -> None:
         world, pause_s = self._world, PAUSE_S * share

@@ -372,4 +372,4 @@ def _problem(rank: int, step: int) -> tuple[Array, Array]:
 
 def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:
     curvatures, minimum = _problem(rank, step)
-    return (curvatures * (weights - minimum)).astype(weights.dtype)
+    return (curvatures * (weights - minimum)).astype(weights.dtype, copy=False)

@@ -121,16 +121,16 @@ class RunFaults:
 
     def act(self, rank: int) -> float:
         """To be called at each action of a rank: for how long it is stopped there. Raises Died."""
-        self._actions[rank] += 1
-        if self.dies_at.get(rank) == self._actions[rank]:
+        action = self._actions[rank] = self._actions[rank] + 1
+        if self.dies_at.get(rank) == action:
             raise Died
-        return self.stops.get((rank, self._actions[rank]), 0.0)
+        return self.stops.get((rank, action), 0.0)
 
     def held_s(self, source: int, destination: int, now_s: float) -> float:
         """See `samovar.transports.sim.network.HeldSeconds`."""
         self._sent[source] += 1
-        held = [cut.holds_s(source, destination, now_s) for cut in self.cuts]
-        return max(held, default=0.0) + self.late.get((source, self._sent[source]), 0.0)
+        late_s = self.late.get((source, self._sent[source]), 0.0)
+        return max(cut.holds_s(source, destination, now_s) for cut in self.cuts) + late_s if self.cuts else late_s
 
 
 def _add_slow(faults: RunFaults, script: Script, limits: Limits, draw: Random) -> None:
