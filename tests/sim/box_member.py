@@ -56,8 +56,9 @@ class Client:
 
     @property
     def is_done(self) -> bool:
-        last = self.world.faults.leaves_after.get(self.index, NUM_OPERATIONS)
-        return self.sequence >= last and self.operation is None and self.board_request is None
+        if self.operation is not None or self.board_request is not None:
+            return False
+        return self.sequence >= self.world.faults.leaves_after.get(self.index, NUM_OPERATIONS)
 
     def join(self) -> None:
         """Ask for a place, until there is one."""
@@ -157,7 +158,7 @@ class Client:
         applied = {
             chunk: difference.astype(np.int64)
             for member, sequence, chunk, difference in self.world.lives[self.token - 1].log
-            if (member, sequence) == (self.member, self.sequence)
+            if sequence == self.sequence and member == self.member
         }
         for chunk in range(SHAPE.num_chunks if self.operation is not None else 0):
             part = self.world.lives[self.token - 1].part(chunk)

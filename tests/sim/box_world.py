@@ -100,11 +100,13 @@ class World:
     def transmit(self, index: int, what: str, deliver: Callable[[], None]) -> None:
         """A message to or from a member: it may be lost, come twice, and overtake others."""
         self.num_sent += 1
-        message, script, faults = f"message {self.num_sent}, {what} member {index},", self.script, self.faults
+        script, faults = self.script, self.faults
         if faults.cuts and faults.is_cut(index, self.now_s):
             return
-        for copy in ("", "again ") if script.strikes(faults.doubling, f"{message} comes twice") else ("",):
-            if not script.strikes(faults.loss, f"{message} is {copy and 'once '}lost"):
+        message = f"message {self.num_sent}, {what} member {index},"
+        is_twice = faults.doubling and script.strikes(faults.doubling, f"{message} comes twice")
+        for copy in ("", "again ") if is_twice else ("",):
+            if not (faults.loss and script.strikes(faults.loss, f"{message} is {copy and 'once '}lost")):
                 self.after(-math.log(1.0 - script.share(message + copy)) * faults.delay_s, deliver)
 
     def run(self) -> None:
@@ -184,7 +186,7 @@ class Server:
         """It is not stopped: answer, unless it dies of it."""
         world, request = self._world, Request.unpack(header)
         script, faults, what = world.script, world.faults, f"at request {self._num_received}"
-        if script.strikes(faults.memory_loss, f"the box is lost with its memory {what}"):
+        if faults.memory_loss and script.strikes(faults.memory_loss, f"the box is lost with its memory {what}"):
             world.lives.append(NumpyCenter(SHAPE))
             self._seats, self._rows, self._num_joined = {}, [], 0
             return

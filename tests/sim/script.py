@@ -121,6 +121,8 @@ class RunFaults:
 
     def act(self, rank: int) -> float:
         """To be called at each action of a rank: for how long it is stopped there. Raises Died."""
+        if not (self.dies_at or self.stops):
+            return 0.0
         action = self._actions[rank] = self._actions[rank] + 1
         if self.dies_at.get(rank) == action:
             raise Died

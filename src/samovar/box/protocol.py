@@ -84,6 +84,7 @@ _MOST_BODY = dict.fromkeys(_WITH_FLOATS, MOST_CHUNK_BYTES) | {
     Kind.SET_WORD: WORD_BYTES,
     Kind.CLAIM_WORD: WORD_BYTES,
 }
+_MOST_ANSWER_BYTES: Final = max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES)
 _ANSWERED_BY_FLOATS = (*READING, Kind.EXCHANGE)
 
 
@@ -106,6 +107,7 @@ _ERRORS: dict[Status, type[SamovarError]] = {
     Status.FULL: ConnectionLost,
 }
 NOBODY: Final = Member(-1, 0)  # who is no member yet
+_member = lru_cache(maxsize=1024)(Member)  # of each the same object: it is looked up at every request
 
 
 def elements(shape: BufferShape, first_chunk: int, num_chunks: int) -> slice:
@@ -157,7 +159,7 @@ class Request(NamedTuple):
             raise SamovarError(f"no such request: kind {kind}, sequence {sequence}, rate {rate}, member {index}")
         if kind in _UPDATES and sequence == 0:
             raise SamovarError("no such request: updates are numbered from 1 on")
-        request = cls(_KINDS[kind], call, Member(index, incarnation), first, count, sequence, rate, body)
+        request = cls(_KINDS[kind], call, _member(index, incarnation), first, count, sequence, rate, body)
         most = _MOST_BODY.get(request.kind, 0)
         if body > most:
             raise SamovarError(f"no such request: {request.kind.name} with {body} bytes, at most {most}")
@@ -196,7 +198,7 @@ class Reply(NamedTuple):
     def unpack(cls, header: bytes) -> "Reply":
         """Raises SamovarError if no box of this version sends it."""
         kind, status, call, first, count, sequence, body, lost_s = _REPLY.unpack_from(header)
-        if kind not in _KINDS or status not in _STATUSES or body > max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES):
+        if kind not in _KINDS or status not in _STATUSES or body > _MOST_ANSWER_BYTES:
             raise SamovarError(f"no such answer: kind {kind}, status {status}, {body} bytes")
         if not lost_s >= 0:
             raise SamovarError(f"no such answer: {lost_s} s lost")
@@ -321,7 +323,7 @@ class Welcome:
     def unpack(cls, body: bytes) -> "Welcome":
         _require(len(body) == _WELCOME.size + _SHAPE.size, "a welcome", body)
         index, incarnation, token = _WELCOME.unpack_from(body)
-        return cls(_unpack_shape(body[_WELCOME.size :]), Member(index, incarnation), token)
+        return cls(_unpack_shape(body[_WELCOME.size :]), _member(index, incarnation), token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,29 +85,27 @@ class RaceFinder:
 
     def read(self, rank: int, log: AccessLog, start: int, stop: int, verb: str, now_s: float) -> None:
         """Note a read; Race where a write is not known to be complete."""
-        access = self._access(rank, verb, now_s)
+        clock = self._clocks[rank]
+        access = Access(rank, clock[rank], verb, now_s)
         for place in log.places(start, stop):
-            self._demand_order(place.write, access, log, start, stop, "read before write")
+            if (write := place.write) is not None and clock[write.rank] < write.tick:
+                raise _race(write, access, log, start, stop, "read before write")
             place.reads[rank] = access
 
     def write(self, rank: int, log: AccessLog, start: int, stop: int, verb: str, now_s: float) -> None:
         """Note a write; Race where an earlier access is not known to be done."""
-        access = self._access(rank, verb, now_s)
+        clock = self._clocks[rank]
+        access = Access(rank, clock[rank], verb, now_s)
         for place in log.places(start, stop):
             for earlier in (place.write, *place.reads.values()):
-                self._demand_order(earlier, access, log, start, stop, "overwrite before acknowledgement")
+                if earlier is not None and clock[earlier.rank] < earlier.tick:
+                    raise _race(earlier, access, log, start, stop, "overwrite before acknowledgement")
             place.write = access
             place.reads.clear()
 
-    def _access(self, rank: int, verb: str, now_s: float) -> Access:
-        return Access(rank, self._clocks[rank][rank], verb, now_s)
 
-    def _demand_order(
-        self, earlier: Access | None, access: Access, log: AccessLog, start: int, stop: int, kind: str
-    ) -> None:
-        if earlier is None or self._clocks[access.rank][earlier.rank] >= earlier.tick:
-            return
-        raise Race(
-            f"{kind}: {access} touches bytes {start} to {stop} of window {log.window!r} on rank {log.owner}, "
-            f"and nothing orders it after {earlier}"
-        )
+def _race(earlier: Access, access: Access, log: AccessLog, start: int, stop: int, kind: str) -> Race:
+    return Race(
+        f"{kind}: {access} touches bytes {start} to {stop} of window {log.window!r} on rank {log.owner}, "
+        f"and nothing orders it after {earlier}"
+    )

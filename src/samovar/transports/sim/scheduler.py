@@ -93,7 +93,7 @@ class Scheduler:
 
     def at(self, moment: Moment, function: Callable[[Any], None], argument: Any) -> None:
         """Call function(argument) at `moment`; among equal moments the first asked for comes first."""
-        heappush(self._heap, (*moment, self._next_number(), function, argument))
+        heappush(self._heap, (moment[0], moment[1], self._next_number(), function, argument))
 
     def after(self, seconds: float, function: Callable[[Any], None]) -> None:
         """Call function(None) when that much time has passed."""
