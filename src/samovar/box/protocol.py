@@ -157,7 +157,7 @@ class Request(NamedTuple):
             )
         if kind not in _KINDS or not math.isfinite(rate) or sequence < 0 or index < -1 or incarnation < 0:
             raise SamovarError(f"no such request: kind {kind}, sequence {sequence}, rate {rate}, member {index}")
-        if kind in _UPDATES and sequence == 0:
+        if sequence == 0 and kind in _UPDATES:
             raise SamovarError("no such request: updates are numbered from 1 on")
         request = cls(_KINDS[kind], call, _member(index, incarnation), first, count, sequence, rate, body)
         most = _MOST_BODY.get(request.kind, 0)
