@@ -84,7 +84,6 @@ _MOST_BODY = dict.fromkeys(_WITH_FLOATS, MOST_CHUNK_BYTES) | {
     Kind.SET_WORD: WORD_BYTES,
     Kind.CLAIM_WORD: WORD_BYTES,
 }
-_MOST_ANSWER_BYTES: Final = max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES)
 _ANSWERED_BY_FLOATS = (*READING, Kind.EXCHANGE)
 
 
@@ -160,8 +159,7 @@ class Request(NamedTuple):
         if sequence == 0 and kind in _UPDATES:
             raise SamovarError("no such request: updates are numbered from 1 on")
         request = cls(_KINDS[kind], call, _member(index, incarnation), first, count, sequence, rate, body)
-        most = _MOST_BODY.get(request.kind, 0)
-        if body > most:
+        if body > (most := _MOST_BODY.get(request.kind, 0)):
             raise SamovarError(f"no such request: {request.kind.name} with {body} bytes, at most {most}")
         return request
 
@@ -198,7 +196,7 @@ class Reply(NamedTuple):
     def unpack(cls, header: bytes) -> "Reply":
         """Raises SamovarError if no box of this version sends it."""
         kind, status, call, first, count, sequence, body, lost_s = _REPLY.unpack_from(header)
-        if kind not in _KINDS or status not in _STATUSES or body > _MOST_ANSWER_BYTES:
+        if kind not in _KINDS or status not in _STATUSES or body > max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES):
             raise SamovarError(f"no such answer: kind {kind}, status {status}, {body} bytes")
         if not lost_s >= 0:
             raise SamovarError(f"no such answer: {lost_s} s lost")
