@@ -31,8 +31,10 @@ def check_board(board: NumpyBoard, clients: Sequence[Past]) -> None:
     """Check that each change of a member was made once, in order, and that each acknowledged one exists."""
     assert len(board.changes) == len(set(board.changes)), "a change of the board was made twice"
     for client in clients:
-        own = [change for change in board.changes if change in client.asked]
-        assert own == [change for change in client.asked if change in own], "changes in another order"
+        asked = set(client.asked)
+        own = [change for change in board.changes if change in asked]
+        made = set(own)
+        assert own == [change for change in client.asked if change in made], "changes in another order"
         assert set(client.changed) <= set(own), "an acknowledged change is not there"
         for index, said in client.claimed:
             assert said == board.words[index], "a claim was told another value"

@@ -1,7 +1,7 @@
 """A member of the simulated box (see `tests.sim.box_world`): what it asks for, again and again until it is answered."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -56,8 +56,9 @@ class Client:
 
     @property
     def is_done(self) -> bool:
-        last = self.world.faults.leaves_after.get(self.index, NUM_OPERATIONS)
-        return self.sequence >= last and self.operation is None and self.board_request is None
+        if self.operation is not None or self.board_request is not None:
+            return False
+        return self.sequence >= self.world.faults.leaves_after.get(self.index, NUM_OPERATIONS)
 
     def join(self) -> None:
         """Ask for a place, until there is one."""
@@ -133,7 +134,7 @@ class Client:
         kind, index, body = self.board_request
         self.board_call = self._next_call()
         request = Request(kind, self.board_call, self.member, index, sequence=self.next_board_sequence())
-        self._send(replace(request, body_bytes=len(body)), body)
+        self._send(request._replace(body_bytes=len(body)), body)
         call = self.board_call
         self.world.after(_RETRY_S, lambda: self.board_call == call and self.send_to_board())
 
@@ -157,7 +158,7 @@ class Client:
         applied = {
             chunk: difference.astype(np.int64)
             for member, sequence, chunk, difference in self.world.lives[self.token - 1].log
-            if (member, sequence) == (self.member, self.sequence)
+            if sequence == self.sequence and member == self.member
         }
         for chunk in range(SHAPE.num_chunks if self.operation is not None else 0):
             part = self.world.lives[self.token - 1].part(chunk)

@@ -16,6 +16,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite, SamovarError
+from samovar.core.layout import all_finite
 from samovar.strategies.base import CenterSeat, kind_of
 from samovar.strategies.defaults import resolved
 from samovar.transports.base import Array
@@ -82,11 +83,11 @@ class Ledger:
         self.log.append((kind, rank, sequence))
 
     def compare(self, found: Array, versions: Versions, what: str) -> None:
-        if not np.isfinite(found).all():
+        if not all_finite(found):
             raise WrongRun(f"{what}: the center is not finite")
         if np.abs(found - self.center).max() > TOLERANCE * (1.0 + np.abs(self.center).max()):
             raise WrongRun(f"{what}: the center is not the sum of its updates")
-        if (versions != self.num_updates).any():
+        if set(versions.tolist()) != {self.num_updates}:
             raise WrongRun(f"{what}: the center has counted {versions} of {self.num_updates} updates")
 
 

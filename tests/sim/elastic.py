@@ -1,7 +1,7 @@
 """Workers that come, leave and die at any action of theirs, on simulated machines: sums and weights stay whole."""
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -11,7 +11,7 @@ from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import RankFailed
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.membership.quorum import Quorum, QuorumSize
-from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Lost, Refused, Reply, StillWaiting
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Lost, Refused, Reply
 from samovar.membership.rounds import Given, Rounds
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
@@ -107,7 +107,7 @@ class Book:
     @classmethod
     def of(cls, case: ElasticCase, quorum: type[Quorum], script: Script) -> "Book":
         faults = RunFaults.drawn(script, case.limits())
-        book = cls(case, quorum(QuorumSize(case.num_founders), _nowhere), faults)
+        book = cls(case, quorum(QuorumSize(case.num_founders), lambda _number, _reply: None), faults)
         book.quorum.send = book.post
         draw = Random(case.seed + 1)
         others = draw.sample(range(1, case.world_size), case.num_dying + case.num_leaving)
@@ -122,13 +122,9 @@ class Book:
         return book
 
     def post(self, number: int, reply: Reply) -> None:
-        if isinstance(reply, StillWaiting | Lost):
-            return
         state = self.state if isinstance(reply, Admission) and not reply.is_founder else {}
-        self.mail.setdefault(number, []).append((reply, state))
-
-
-def _nowhere(_number: int, _reply: Reply) -> None: ...
+        if not isinstance(reply, Lost):
+            self.mail.setdefault(number, []).append((reply, state))
 
 
 class SimSeat:
@@ -140,12 +136,10 @@ class SimSeat:
 
     def enter(self) -> tuple[Admission, Given]:
         self._pass()
-        self._book.quorum.came(self.number, self._hello(), self._now_s)
-        return self._answer(Admission)
-
-    def _hello(self) -> Hello:
         joins = self.number >= self._book.case.num_founders
-        return Hello(self.number, f"{self.number}/0/0", "job", QUORUM_WAIT_S, joins=joins)
+        hello = Hello(self.number, f"{self.number}/0/0", "job", QUORUM_WAIT_S, joins=joins)
+        self._book.quorum.came(self.number, hello, self._now_s)
+        return self._answer(Admission)
 
     def give(self, state: Given) -> None:
         self._pass()
@@ -181,17 +175,22 @@ class SimSeat:
 
     def _answer(self, kind: Any) -> Any:
         until_s = self._now_s + (20 if kind is Admission else 2.5) * QUORUM_WAIT_S
-        while self._now_s < until_s:
-            if letters := self._book.mail.get(self.number):
-                reply, state = letters.pop(0)
-                if isinstance(reply, Refused):
-                    raise RankFailed(reply.why)
-                assert isinstance(reply, kind), (reply, kind)
-                self.act()
-                return (reply, state) if kind is Admission else (reply,)
-            self.transport.sleep(POLL_S)
-            self._book.quorum.look(self._now_s)
-        raise WrongSum(f"worker {self.number} waits for {kind.__name__} for ever")
+        quorum, letters = self._book.quorum, self._book.mail.setdefault(self.number, [])
+
+        def is_over(now_s: float) -> bool:
+            quorum.give_up(now_s)
+            return bool(letters) or now_s >= until_s
+
+        if not letters:
+            self.transport.poll(POLL_S, is_over)
+        if self._now_s >= until_s:
+            raise WrongSum(f"worker {self.number} waits for {kind.__name__} for ever")
+        reply, state = letters.pop(0)
+        if isinstance(reply, Refused):
+            raise RankFailed(reply.why)
+        assert isinstance(reply, kind), (reply, kind)
+        self.act()
+        return (reply, state) if kind is Admission else (reply,)
 
 
 class HeldArray:
@@ -396,5 +395,6 @@ def first_weights() -> Array:
     return np.arange(1, LAYOUT.num_elements + 1, dtype=np.float32)
 
 
+@cache
 def gradient(number: int, step: int) -> Array:
     return np.random.default_rng([number, step]).normal(size=LAYOUT.num_elements).astype(np.float32)

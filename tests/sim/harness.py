@@ -3,14 +3,14 @@
 import math
 import shlex
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from random import Random
 
 import numpy as np
 
 from samovar.collectives.cost import Cost, cost
 from samovar.collectives.execute import Channel
-from samovar.collectives.plan import PlanFunction
+from samovar.collectives.plan import Plan, PlanFunction
 from samovar.core.machine import Link, MachineModel, Ports
 from samovar.transports.base import Region, Window
 from samovar.transports.sim.window import SimWindow
@@ -108,8 +108,8 @@ def run_rank(case: SimCase, parts: Parts, transport: SimTransport) -> Counted:
     rank, world_size = transport.group.rank, transport.group.world_size
     window = transport.open_window("data", case.size * 8 + 8, 0)
     buffer = Region.of(window, 8, case.size, np.dtype(case.dtype).type)
-    function = parts.function or cases.COLLECTIVES[case.collective].function
-    channel = parts.channel(case.collective, function(rank, world_size), transport, buffer)
+    plan = parts.function(rank, world_size) if parts.function else plan_of(case.collective, rank, world_size)
+    channel = parts.channel(case.collective, plan, transport, buffer)
     result = buffer.array[slice(*cases.result_part(case.collective, rank, world_size, case.size))]
     pauses = Random(case.seed * world_size + rank)
     counted = Counted([], [])
@@ -153,12 +153,17 @@ def assert_cost(case: SimCase, ranks: list[Counted]) -> None:
             raise WrongResult(f"run {run + 1} took {steps} steps and sent {bytes_sent}; documented: {documented}")
 
 
-@lru_cache(maxsize=1024)
+@cache
+def plan_of(collective: str, rank: int, world_size: int) -> Plan:
+    """The plan of a case without mistakes."""
+    return cases.COLLECTIVES[collective].function(rank, world_size)
+
+
+@lru_cache(maxsize=8192)
 def _expected(collective: str, world_size: int, run: int, size: int, dtype: str) -> np.ndarray:
     return cases.expected(collective, world_size, run, size, dtype)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _cost(collective: str, world_size: int, size: int, element_bytes: int) -> Cost:
-    function = cases.COLLECTIVES[collective].function
-    return cost([function(rank, world_size) for rank in range(world_size)], size, element_bytes)
+    return cost([plan_of(collective, rank, world_size) for rank in range(world_size)], size, element_bytes)

@@ -19,7 +19,7 @@ from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.sim.scheduler import Deadlock
 from samovar.transports.sim.world import SimRun
 from tests.conformance import cases
-from tests.sim.harness import NUM_RUNS, Counted, SimCase, assert_cost, assert_result, enter, repeated_by
+from tests.sim.harness import NUM_RUNS, Counted, SimCase, assert_cost, assert_result, enter, plan_of, repeated_by
 
 # How many operations a rank does at most before another has its turn: schedules far apart, and close together.
 LONGEST_TURNS = (1, 3, 1000)
@@ -60,7 +60,8 @@ class Rank:
         self._rank, world_size = transport.group.rank, transport.group.world_size
         self._window = transport.open_window("data", case.size * 8 + 8, 0)
         self._buffer = Region.of(self._window, 8, case.size, np.dtype(case.dtype).type)
-        plan = (parts.function or cases.COLLECTIVES[case.collective].function)(self._rank, world_size)
+        where = self._rank, world_size
+        plan = parts.function(*where) if parts.function else plan_of(case.collective, *where)
         self.channel = parts.channel(case.collective, plan, transport, self._buffer)
         self.counted = Counted([], [])
         self.turns = self._turns()

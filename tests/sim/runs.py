@@ -285,11 +285,12 @@ class Pace:
 
     def _update(self, bucket: Bucket, scale: float) -> None:
         part = slice(bucket.start, bucket.stop)
-        self._transport.note(self._gradients[part], writes=False, verb="update")
-        self._transport.note(self._weights[part], writes=True, verb="update")
-        step = RATE * (np.float32(scale) * self._gradients[part])
-        self._weights[part] -= step
-        self.moved[part] -= step
+        gradients, weights, moved = self._gradients[part], self._weights[part], self.moved[part]
+        self._transport.note(gradients, writes=False, verb="update")
+        self._transport.note(weights, writes=True, verb="update")
+        step = RATE * (np.float32(scale) * gradients)
+        weights -= step
+        moved -= step
 
 
 def check_traces(case: RunCase, workers: list[Ended], wanted: list[Ended], first_step: int = 0) -> None:
@@ -371,4 +372,4 @@ def _problem(rank: int, step: int) -> tuple[Array, Array]:
 
 def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:
     curvatures, minimum = _problem(rank, step)
-    return (curvatures * (weights - minimum)).astype(weights.dtype)
+    return (curvatures * (weights - minimum)).astype(weights.dtype, copy=False)

@@ -32,6 +32,7 @@ class Script:
     def __init__(self, seed: int, only: str = ALL) -> None:
         self.seed = seed
         self.happened: dict[str, str] = {}  # sentences by their names
+        self._hash = blake2b(f"{seed} ".encode(), digest_size=6)
         self._only = None if only == ALL else frozenset(only.split(","))
 
     def keeps(self, sentence: str) -> bool:
@@ -51,7 +52,9 @@ class Script:
         return self._share(f"how much: {of}")
 
     def _share(self, text: str) -> float:
-        return int.from_bytes(blake2b(f"{self.seed} {text}".encode(), digest_size=6).digest()) / 2**48
+        hashed = self._hash.copy()
+        hashed.update(text.encode())
+        return int.from_bytes(hashed.digest()) / 2**48
 
 
 @dataclass(frozen=True)
@@ -118,16 +121,18 @@ class RunFaults:
 
     def act(self, rank: int) -> float:
         """To be called at each action of a rank: for how long it is stopped there. Raises Died."""
-        self._actions[rank] += 1
-        if self.dies_at.get(rank) == self._actions[rank]:
+        if not (self.dies_at or self.stops):
+            return 0.0
+        action = self._actions[rank] = self._actions[rank] + 1
+        if self.dies_at.get(rank) == action:
             raise Died
-        return self.stops.get((rank, self._actions[rank]), 0.0)
+        return self.stops.get((rank, action), 0.0)
 
     def held_s(self, source: int, destination: int, now_s: float) -> float:
         """See `samovar.transports.sim.network.HeldSeconds`."""
         self._sent[source] += 1
-        held = [cut.holds_s(source, destination, now_s) for cut in self.cuts]
-        return max(held, default=0.0) + self.late.get((source, self._sent[source]), 0.0)
+        late_s = self.late.get((source, self._sent[source]), 0.0)
+        return max(cut.holds_s(source, destination, now_s) for cut in self.cuts) + late_s if self.cuts else late_s
 
 
 def _add_slow(faults: RunFaults, script: Script, limits: Limits, draw: Random) -> None:

@@ -1,7 +1,6 @@
 """The box's protocol under seeds of faults: nothing is lost, nothing counts twice; planted mistakes are seen."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -262,7 +261,7 @@ def a_center_made_again_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> N
 
     def unfenced(self: Server, request: Request, body: bytes) -> tuple[bytes, list[bytes]]:
         if request.member.index < len(self._rows) and self._rows[request.member.index] is not None:
-            request = replace(request, member=self._rows[request.member.index])
+            request = request._replace(member=self._rows[request.member.index])
         return done(self, request, body)
 
     patch.setattr(Server, "_done", unfenced)

@@ -7,7 +7,7 @@ not at all, even if its process is killed.
 
 import os
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, Protocol
 
@@ -57,9 +57,10 @@ class MemberProgress:
     num_meetings: int = 0
 
     def pack(self) -> bytes:
-        *numbers, finished, stopped, away, num_meetings = astuple(self)
-        flags = _FINISHED * finished | _STOPPED * stopped | _AWAY * away
-        return _PROGRESS.pack(*numbers, flags | num_meetings << _FLAG_BITS)
+        flags = _FINISHED * self.finished | _STOPPED * self.stopped | _AWAY * self.away
+        training = self.steps, self.samples, self.samples_per_s, self.loss
+        center = self.staleness_mean, self.staleness_max, self.updates, self.lock_wait_s
+        return _PROGRESS.pack(*training, *center, flags | self.num_meetings << _FLAG_BITS)
 
     @classmethod
     def unpack(cls, data: bytes) -> "MemberProgress":

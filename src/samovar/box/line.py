@@ -166,7 +166,7 @@ class Line:
 
 def ask(channel: SecureChannel, request: Request, body: bytes, deadline: Deadline) -> bytes:
     """The text that answers a request about no chunks. Raises the box's error."""
-    request = replace(request, body_bytes=len(body))
+    request = request._replace(body_bytes=len(body))
     channel.send(request.pack(), np.frombuffer(body, np.uint8), deadline)
     reply = Reply.unpack(channel.receive(deadline))
     if (reply.kind, reply.call) != (request.kind, request.call):

@@ -14,7 +14,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -96,7 +97,7 @@ class Status(IntEnum):
 
 
 # Built once: messages are many.
-_KINDS, _STATUSES = frozenset(Kind), frozenset(Status)
+_KINDS, _STATUSES = {int(kind): kind for kind in Kind}, {int(status): status for status in Status}
 _ERRORS: dict[Status, type[SamovarError]] = {
     Status.REFUSED: InputError,
     Status.FAILED: RankFailed,
@@ -105,6 +106,7 @@ _ERRORS: dict[Status, type[SamovarError]] = {
     Status.FULL: ConnectionLost,
 }
 NOBODY: Final = Member(-1, 0)  # who is no member yet
+_member = lru_cache(maxsize=1024)(Member)  # of each the same object: it is looked up at every request
 
 
 def elements(shape: BufferShape, first_chunk: int, num_chunks: int) -> slice:
@@ -126,8 +128,7 @@ def _part_chunks(shape: BufferShape) -> int:
     return max(1, PART_BYTES // (_FLOAT_BYTES * shape.chunk_elements))
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """`call` numbers a member's operations; an update is (member, sequence). `rate`: moving rate, or momentum."""
 
     kind: Kind
@@ -155,11 +156,10 @@ class Request:
             )
         if kind not in _KINDS or not math.isfinite(rate) or sequence < 0 or index < -1 or incarnation < 0:
             raise SamovarError(f"no such request: kind {kind}, sequence {sequence}, rate {rate}, member {index}")
-        if kind in _UPDATES and sequence == 0:
+        if sequence == 0 and kind in _UPDATES:
             raise SamovarError("no such request: updates are numbered from 1 on")
-        request = cls(Kind(kind), call, Member(index, incarnation), first, count, sequence, rate, body)
-        most = _MOST_BODY.get(request.kind, 0)
-        if body > most:
+        request = cls(_KINDS[kind], call, _member(index, incarnation), first, count, sequence, rate, body)
+        if body > (most := _MOST_BODY.get(request.kind, 0)):
             raise SamovarError(f"no such request: {request.kind.name} with {body} bytes, at most {most}")
         return request
 
@@ -172,8 +172,7 @@ class Request:
         return part
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to one request: if DONE, versions of its chunks (int64) follow, then `body_bytes`; else a text.
 
     `lost_s` is what the member lost to others meanwhile.
@@ -201,7 +200,7 @@ class Reply:
             raise SamovarError(f"no such answer: kind {kind}, status {status}, {body} bytes")
         if not lost_s >= 0:
             raise SamovarError(f"no such answer: {lost_s} s lost")
-        return cls(Kind(kind), Status(status), call, first, count, sequence, body, lost_s)
+        return cls(_KINDS[kind], _STATUSES[status], call, first, count, sequence, body, lost_s)
 
     @classmethod
     def to(cls, request: Request, body_bytes: int = 0, status: Status = Status.DONE, lost_s: float = 0.0) -> "Reply":
@@ -322,7 +321,7 @@ class Welcome:
     def unpack(cls, body: bytes) -> "Welcome":
         _require(len(body) == _WELCOME.size + _SHAPE.size, "a welcome", body)
         index, incarnation, token = _WELCOME.unpack_from(body)
-        return cls(_unpack_shape(body[_WELCOME.size :]), Member(index, incarnation), token)
+        return cls(_unpack_shape(body[_WELCOME.size :]), _member(index, incarnation), token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +381,7 @@ def _unpack_row(data: bytes) -> Row:
     return Row(Member(index, incarnation), process_id, bool(is_alive), progress, host)
 
 
+@lru_cache(maxsize=16)
 def _pack_shape(shape: BufferShape) -> bytes:
     try:
         return _SHAPE.pack(*astuple(shape))
@@ -389,6 +389,7 @@ def _pack_shape(shape: BufferShape) -> bytes:
         raise InputError(f"no buffer has the shape {shape}") from error
 
 
+@lru_cache(maxsize=16)
 def _unpack_shape(data: bytes) -> BufferShape:
     """Raises InputError if no buffer has it."""
     return BufferShape.of_sizes(_SHAPE.unpack(data))

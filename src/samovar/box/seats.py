@@ -5,7 +5,8 @@ The answers to a member's last exchange are kept until the next one, so a lost a
 board come one after the other, and the last answer is kept.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -111,8 +112,7 @@ class BufferHost:
             return Seat(Board(buffer.board), MappedCenter(buffer.center), NOBODY)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A reply and its bodies."""
 
     reply: Reply

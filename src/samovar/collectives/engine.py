@@ -173,7 +173,7 @@ class PlannedCollectives:
         return open_channel(name, plan, self.transport, buffer)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def all_reduce_plan(name: str, host_size: HostSizes, rank: int, world_size: int) -> Plan:
     """The rank's part. Buckets mostly have one plan, and simulated ranks have it run by run."""
     return all_reduce(name, host_size=host_size)(rank, world_size)

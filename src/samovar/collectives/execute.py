@@ -75,6 +75,7 @@ class ChannelMemory:
         self.plan = plan
         self.buffer = buffer
         self._chunks: dict[int, Array] = {}
+        self._stagings: dict[tuple[int, int], Array] = {}
         self._staging_bytes = rounded_up(plan.largest_cell(len(buffer.array)) * buffer.array.itemsize, LINE_BYTES)
         self.window: Window = transport.open_window(name, plan.num_stagings * self._staging_bytes, plan.num_slots)
 
@@ -97,8 +98,12 @@ class ChannelMemory:
 
     def staging(self, staging: int, count: int) -> Array:
         """The first `count` elements of this rank's own staging area."""
-        dtype: type[np.generic] = self.buffer.array.dtype.type
-        return Region.of(self.window, self.staging_offset(staging), count, dtype).array
+        found = self._stagings.get((staging, count))
+        if found is None:
+            dtype: type[np.generic] = self.buffer.array.dtype.type
+            found = Region.of(self.window, self.staging_offset(staging), count, dtype).array
+            self._stagings[staging, count] = found
+        return found
 
     def sources(self, reduce: Reduce) -> list[Array]:
         """The arrays that a Reduce adds, in its order."""

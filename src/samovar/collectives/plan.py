@@ -10,6 +10,7 @@ peer may still read data of an earlier run (or step), unless a later message of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import lcm
 from typing import TypeAlias, assert_never
 
@@ -129,6 +130,7 @@ def renumbered(plan: Plan, ranks: Sequence[int]) -> Plan:
     return replace(plan, operations=tuple(_renumbered(operation, ranks) for operation in plan.operations))
 
 
+@lru_cache(maxsize=1024)
 def rooted(function: PlanFunction, root: int, rank: int, world_size: int) -> Plan:
     """The plan of `rank` where `root` plays rank 0: rank r plays (r - root) mod P."""
     ranks = [(place + root) % world_size for place in range(world_size)]

@@ -87,6 +87,7 @@ class Quorum:
     _gone: list[str] = field(default_factory=list)
     _num_missing: int = 0  # founders that ended before they came
     _held_s: float = math.inf
+    _calm_until_s: float = -math.inf  # until then nobody has waited for too long
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -96,6 +97,7 @@ class Quorum:
         """A worker is at the door."""
         place = f"process {hello.mark.partition('/')[0]}{hello.host and f' on {hello.host}'}"
         self._workers[number] = _Member(hello, f"worker {number} ({place})", now_s, self.round)
+        self._calm_until_s = min(self._calm_until_s, now_s + hello.timeout_s)
         if self._phase is _Phase.OVER:
             self._refuse(number, "the job has ended; there is nothing to join")
             return
@@ -159,22 +161,29 @@ class Quorum:
         self._go_on(now_s)
 
     def look(self, now_s: float) -> None:
-        """To be called every now and then: gives up workers that keep others waiting for too long."""
-        waiting = self._waiting()
+        """To be called every now and then: `give_up`, and a sign of life to those that wait."""
+        self.give_up(now_s)
+        for number in (*self._waiting(), *self._door):
+            self.send(number, StillWaiting())
+
+    def give_up(self, now_s: float) -> None:
+        """Give up workers that keep others waiting for too long."""
+        if now_s <= self._calm_until_s:
+            return
         if self._phase is _Phase.HELD and now_s > self._held_s:
             for member in self.members:
                 self._refuse(member, f"fewer than {self.size.min_workers} workers (--min-workers) are left")
                 self.gone(member, now_s)
         elif self._phase is _Phase.DOOR:
-            if self._is_tired(waiting, now_s):
+            if self._is_tired(self._door, now_s):
                 self._begin_with_those_here(now_s)
-        elif self._is_tired(waiting, now_s):
+        elif self._is_tired(waiting := self._waiting(), now_s):
             self._expel(waiting, now_s)
-        for number in (*self._waiting(), *self._door):
-            self.send(number, StillWaiting())
+        limits_s = (worker.since_s + worker.hello.timeout_s for worker in self._workers.values())
+        self._calm_until_s = min(limits_s, default=math.inf)  # each only becomes later
 
     def _is_tired(self, waiting: Sequence[int], now_s: float) -> bool:
-        workers = [self._workers[number] for number in (self._door if self._phase is _Phase.DOOR else waiting)]
+        workers = map(self._workers.__getitem__, waiting)
         return any(now_s > worker.since_s + worker.hello.timeout_s for worker in workers)
 
     def _begin_with_those_here(self, now_s: float) -> None:
@@ -205,14 +214,13 @@ class Quorum:
             self.gone(member, now_s)
         return bool(strangers)
 
-    def _waiting(self) -> tuple[int, ...]:
+    def _waiting(self) -> list[int]:
         """The members that wait for others."""
         if self._phase is _Phase.TRAINING:
-            ready = (number for number in self._members if self._workers[number].is_ready)
-            return (*ready, *self._coming)
+            return [number for number in self._members if self._workers[number].is_ready] + self._coming
         if self._phase is _Phase.EXCHANGE:
-            return tuple(number for number in self._members if self._workers[number].vote is not None)
-        return self.members if self._phase is _Phase.HELD else ()
+            return [number for number in self._members if self._workers[number].vote is not None]
+        return list(self._members) if self._phase is _Phase.HELD else []
 
     def _refuse(self, number: int, why: str, *, is_input: bool = False) -> None:
         self.send(number, Refused(why, is_input))

@@ -46,7 +46,8 @@ class LocalSteps(Strategy):
 
     def reduced(self, _step: int) -> Reduced:
         """All buckets: each worker steps with its own gradients."""
-        yield from ((bucket, 1.0) for bucket in self._buckets)
+        for bucket in self._buckets:
+            yield bucket, 1.0
 
     def updated(self, step: int) -> None:
         self._stepped()

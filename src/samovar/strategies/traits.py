@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -214,8 +215,13 @@ def place_of(kind: type) -> tuple[str, str]:
 
 def declared_settings() -> dict[str, tuple[Setting, ...]]:
     """Of all strategies, by name; strategies may have a setting with other choices and defaults each."""
+    return _settings_of(tuple(KINDS.values()))
+
+
+@lru_cache(maxsize=1)
+def _settings_of(kinds: tuple[type[Declared], ...]) -> dict[str, tuple[Setting, ...]]:
     found: dict[str, tuple[Setting, ...]] = {}
-    for kind in KINDS.values():
+    for kind in kinds:
         for setting in kind.traits.settings:
             found[setting.name] = (*found.get(setting.name, ()), setting)
     return found

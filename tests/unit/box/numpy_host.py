@@ -90,8 +90,11 @@ class NumpySeat:
         self.center = self
         self.token = id(center)
         self.board = center.board
-        self.answers = center.answers.get(member, np.zeros(0, np.float32))
-        self.notes = center.board.notes.setdefault(member, np.array([member.incarnation, 0, 0], np.uint64))
+        self.answers = center.answers[member] if member in center.answers else np.zeros(0, np.float32)
+        notes = center.board.notes
+        if member not in notes:
+            notes[member] = np.array([member.incarnation, 0, 0], np.uint64)
+        self.notes = notes[member]
         self.lock_wait_s = 0.0
 
     def read_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:

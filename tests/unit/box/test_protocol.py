@@ -1,7 +1,6 @@
 """The box's messages: what is packed is unpacked, what does not fit is refused, each answer counts once."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def test_messages_come_back_as_they_were() -> None:
     ],
 )
 def test_requests_that_no_member_sends_are_refused(changes: dict[str, Any]) -> None:
-    request = replace(Request(Kind.ACCUMULATE, 1, MEMBER, sequence=1), **changes)
+    request = Request(Kind.ACCUMULATE, 1, MEMBER, sequence=1)._replace(**changes)
     with pytest.raises(SamovarError):
         Request.unpack(request.pack())
 
@@ -128,7 +127,7 @@ def test_the_answer_to_something_else_is_none(changes: dict[str, Any]) -> None:
     request, _ = operation.unanswered()[0]
     reply = Reply.to(request, request.body_bytes)
     assert operation.expected(reply) is not None
-    assert operation.expected(replace(reply, **changes)) is None
+    assert operation.expected(reply._replace(**changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_an_answer_of_another_size_is_refused(changes: dict[str, Any]) -> None:
     request, part = operation.unanswered()[0]
     reply = Reply.to(request, 4 * (part.stop - part.start))
     with pytest.raises(SamovarError, match="READ answered by"):
-        operation.expected(replace(reply, **changes))
+        operation.expected(reply._replace(**changes))
 
 
 @pytest.mark.parametrize("kind", [InputError, RankFailed, DeadlineExceeded])

@@ -219,6 +219,17 @@ def test_a_giver_that_is_silent_is_given_up_even_if_nobody_else_is_ready() -> No
     assert played.quorum.members == (2,)
 
 
+def test_the_shortest_limit_at_the_door_counts_also_if_it_comes_later() -> None:
+    founding = Played(3)
+    founding.came(0)
+    founding.quorum.look(0.5)
+    founding.quorum.came(1, Hello(1, "1/0/0", "a net", 1.0, (1,)), 1.0)
+    founding.quorum.look(1.9)
+    assert founding.got(0) == []
+    founding.quorum.look(2.1)
+    assert isinstance(founding.got(0)[0], Admission)
+
+
 def test_a_worker_that_got_its_state_late_has_its_own_time() -> None:
     played = Played(2).begun(1, 2)
     played.came(5, joins=True)

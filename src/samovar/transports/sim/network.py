@@ -323,7 +323,9 @@ class Fabric:
 
     def num_bytes(self, array: Array) -> int:
         """The bytes that the array counts; words of a protocol always count as they are."""
-        return array.nbytes if array.dtype.char in _WORDS else self.counted(array.nbytes)
+        if self._magnification == 1.0 or array.dtype.char in _WORDS:
+            return array.nbytes
+        return self.counted(array.nbytes)
 
     def counted(self, num_bytes: int) -> int:
         """The bytes as which those of such an array count."""

@@ -93,7 +93,7 @@ class Scheduler:
 
     def at(self, moment: Moment, function: Callable[[Any], None], argument: Any) -> None:
         """Call function(argument) at `moment`; among equal moments the first asked for comes first."""
-        heappush(self._heap, (*moment, self._next_number(), function, argument))
+        heappush(self._heap, (moment[0], moment[1], self._next_number(), function, argument))
 
     def after(self, seconds: float, function: Callable[[Any], None]) -> None:
         """Call function(None) when that much time has passed."""
@@ -148,6 +148,20 @@ class Scheduler:
     def sleep(self, task: Task, seconds: float) -> None:
         """Let virtual time pass for this task."""
         self.at((self.now_s + seconds, self._draw()), Task.resume, task)
+        self.block(task, "sleep")
+
+    def poll(self, task: Task, every_s: float, is_over: Callable[[float], bool]) -> None:
+        """Let virtual time pass until is_over(now_s), which is asked every `every_s`, without a switch to the task."""
+
+        heap, draw, next_number = self._heap, self._draw, self._next_number
+
+        def ask(_: object) -> None:
+            if is_over(self.now_s):
+                task.resume()
+            else:  # as `after` does
+                heappush(heap, (self.now_s + every_s, draw(), next_number(), ask, None))
+
+        self.after(every_s, ask)
         self.block(task, "sleep")
 
     def _main(self, task: Task) -> None:

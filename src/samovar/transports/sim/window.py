@@ -33,6 +33,7 @@ class SimPort:
         self.bytes_sent = 0
         self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
         self.windows: list[SimWindow] = []  # by address
+        self.all_are_real = True
         self._addresses: list[int] = []
 
     def block(self, reason: object, deadline_s: float = math.inf) -> bool:
@@ -80,6 +81,12 @@ class SimPort:
         self.fabric.scheduler.sleep(task, seconds)
         self.task = task
 
+    def poll(self, every_s: float, is_over: Callable[[float], bool]) -> None:
+        """See `Scheduler.poll`."""
+        task = self.task
+        self.fabric.scheduler.poll(task, every_s, is_over)
+        self.task, self.last_put = task, None
+
     def request(self, requests: Sequence[ServerRequest]) -> None:
         """Send all to their servers at once, and wait until all have been answered."""
         task, fabric = self.task, self.fabric
@@ -89,7 +96,8 @@ class SimPort:
 
     def add_window(self, window: "SimWindow") -> None:
         """Register the place of its memory."""
-        address = _address(window.local)
+        self.all_are_real &= window.is_real
+        address = address_of(window.local)
         index = bisect_right(self._addresses, address)
         self._addresses.insert(index, address)
         self.windows.insert(index, window)
@@ -105,7 +113,7 @@ class SimPort:
 
     def find(self, array: Array) -> tuple["SimWindow | None", int]:
         """The window whose part contains the array, and the place there."""
-        address = _address(array)
+        address = address_of(array)
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None, 0
@@ -356,7 +364,7 @@ class SimWindow:
         if clock is None:
             return None
         known = self._word_clocks.get(offset, clock)
-        self._word_clocks[offset] = np.maximum(known, clock)
+        self._word_clocks[offset] = list(map(max, known, clock))
         return self._word_clocks[offset]
 
     def _ask(self, peer: int, num_bytes: int, answer: Callable[[], _Answer]) -> _Answer:
@@ -374,6 +382,7 @@ class SimWindow:
         return answers[0]
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """The place of its first byte in memory."""
     address: int = array.__array_interface__["data"][0]
     return address

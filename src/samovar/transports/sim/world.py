@@ -21,7 +21,7 @@ from samovar.transports.base import Array, Pending, Window
 from samovar.transports.sim.network import Fabric, HeldSeconds, Lane, Network, PortUse, SimMessage
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline, virtual_s
-from samovar.transports.sim.window import SimPort, SimWindow
+from samovar.transports.sim.window import SimPort, SimWindow, address_of
 
 _Result = TypeVar("_Result")
 _ALIGNMENT_BYTES = 64
@@ -161,7 +161,8 @@ class SimTransport:
 
     def __init__(self, group: Group, port: SimPort, windows: Windows, machine: MachineModel) -> None:
         self.group = group
-        self.note, self.request, self.sleep, self.die = port.note, port.request, port.sleep, port.die
+        self.note, self.request, self.die = port.note, port.request, port.die
+        self.sleep, self.poll = port.sleep, port.poll
         self._port = port
         self._windows = windows
         self._machine = machine
@@ -208,9 +209,13 @@ class SimTransport:
         seconds = self._machine.reduce_s(self._port.rank, sum(map(self._port.fabric.num_bytes, (*reads, *writes))))
         if seconds > 0.0:
             self._busy(seconds)
-        windows = (self._port.find(array)[0] for array in (*writes, *reads))
-        if all(window is None or window.is_real for window in windows):
+        if self._port.all_are_real or self._holds(*writes, *reads):
             what()
+
+    def _holds(self, *arrays: Array) -> bool:
+        """Whether all of them are memory, and none only counts."""
+        windows = (self._port.find(array)[0] for array in arrays)
+        return all(window is None or window.is_real for window in windows)
 
     def counts(self, window: Window) -> bool:
         """See `CountingTransport`. Not if accesses or events are noted."""
@@ -346,5 +351,5 @@ def _collected_once() -> Iterator[None]:
 def _zeros(num_bytes: int) -> npt.NDArray[np.uint8]:
     """Aligned to a cache line; untouched pages take no memory."""
     memory = np.zeros(num_bytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT_BYTES
+    start = -address_of(memory) % _ALIGNMENT_BYTES
     return memory[start : start + num_bytes]
