@@ -23,7 +23,7 @@ _Made = TypeVar("_Made")
 
 
 def untraced(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """A function that `torch.compile` of a whole training step calls as it is: an exchange is no graph of tensors."""
+    """A function that `torch.compile` of a whole training step calls as it is, and does not look into."""
     made: Callable[_Given, _Made] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return made
 
