@@ -303,6 +303,24 @@ def compiled(process_group: ProcessGroup) -> Any:
     return {"distance": max(distances)}
 
 
+def compiled_step(process_group: ProcessGroup) -> Any:
+    """All of a training step in `torch.compile`, as its tutorial has it."""
+    model = perceptron()
+    replica = replicated(process_group, model, optimizer := sgd(model))
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        replica.backward(loss)
+        replica.step()
+        return replica.mean(loss.detach())
+
+    losses = [float(step(x, y)) for x, y in batches(replica.rank, STEPS)]
+    reference = train_alone(perceptron(), replica.world_size, STEPS)
+    return {"distance": distance(model, reference), "values": [*values(model), *losses]}
+
+
 def checkpointed(process_group: ProcessGroup, reentrant: bool, size: int | None) -> Any:
     model = perceptron()
     replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=size)
@@ -356,6 +374,7 @@ SCENARIOS = {
         float16,
         chosen_types,
         compiled,
+        compiled_step,
         checkpointed_reentrant,
         checkpointed_anew,
         checkpointed_too_late,  # leaves an exchange half begun: the last one

@@ -29,7 +29,7 @@ def numbers(process_group: ProcessGroup, **settings: Any) -> Any:
         "bytes": replica.sum(torch.tensor([200], dtype=torch.uint8)).tolist(),
         "type": str(replica.mean(torch.ones(2, dtype=torch.float16)).dtype),
         "large": float(replica.sum(torch.full((1000,), rank + 1.0)).sum()),
-        "gathered": replica.gather({**OBJECT, "rank": rank, "long": "x" * (5000 * rank)}),
+        "gathered": replica.gather({**OBJECT, "rank": count - 1, "long": "x" * (5000 * rank)}),
         "broadcast": replica.broadcast(["from", rank], source=1),
         "local": [replica.local_rank, str(replica.device)],
     }

@@ -23,6 +23,7 @@ def _names() -> tuple[str, ...]:
 SAME = (
     "transposed",
     "transposed_later",
+    "compiled_step",
     "moved",
     "plain",
     "buckets",

@@ -140,9 +140,17 @@ class CallOrder:
             "exchanged; call replica.backward(loss) in place of loss.backward(), and before step()"
         )
 
+    def name_open_step(self) -> None:
+        """Warn if a state that is taken now lacks gradients of a step under way."""
+        if self._more is not None and not self._rank:
+            warn(
+                "save() or state_dict() before step(): the gradients since the last step are not in the state, and a "
+                "run that resumes steps without them; call it after step()"
+            )
+
     def require_steps(self, what: str) -> None:
-        """Raises SamovarError if there were backward passes and never a step."""
-        if self._num_backwards and not self._num_steps:
+        """Raises SamovarError if there were backward passes and never a step, and none is under way."""
+        if self._num_backwards and not self._num_steps and not self._more:
             raise SamovarError(
                 f"{what}: rank {self._rank}: there were {self._num_backwards} calls of replica.backward() and none of "
                 "replica.step(), so nothing was learned together; call replica.step() in place of optimizer.step()"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,14 @@ _WORDS = 256  # of float64 in a record
 _BYTES_PER_WORD = 6  # which float64 holds exactly
 Value = TypeVar("Value", float, torch.Tensor)
 Rows = npt.NDArray[np.float64]
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def untraced(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """A function that `torch.compile` of a whole training step calls as it is, and does not look into."""
+    made: Callable[_Given, _Made] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return made
 
 
 class RankReduction(IntEnum):
@@ -53,6 +61,7 @@ class Reductions:
         self._group, self._announcer = processes.group, announcer
         self._records = processes.collectives.records(_WORDS + 1) if processes.group.world_size > 1 else None
 
+    @untraced
     def reduce(self, operation: RankReduction, value: Value) -> Value:
         """The mean, sum or maximum over ranks. Raises InputError unless `value` is a number or a tensor of numbers."""
         own = _numbers(value)
@@ -65,6 +74,7 @@ class Reductions:
         kind = value.dtype if value.is_floating_point() else of_integers.get(operation, value.dtype)
         return torch.from_numpy(total).reshape(value.shape).to(value.device, kind)
 
+    @untraced
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order; None of a rank whose data ended. Numbers, strings, None, lists, dicts."""
         own = _packed(value)
@@ -80,6 +90,7 @@ class Reductions:
             raise InputError(f"broadcast: source is {source}; ranks are 0 to {world_size - 1}")
         return self.gather(value if self._group.rank == source else None)[source]
 
+    @untraced
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self._announcer.agree(Event.REDUCING, RankReduction.BARRIER)
@@ -186,7 +197,7 @@ def _numbers(value: float | torch.Tensor) -> Rows:
 def _packed(value: Any) -> Rows:
     """The length, and JSON in pieces of 6 bytes, which float64 holds exactly."""
     try:
-        text = json.dumps(value).encode()
+        text = json.dumps(value, default=_plain).encode()
     except (TypeError, ValueError) as error:
         raise InputError(
             f"gather: {error}; give numbers, strings, None, and lists and dicts of these (tensor.tolist())"
@@ -195,6 +206,10 @@ def _packed(value: Any) -> Rows:
     words = np.zeros((len(padded) // _BYTES_PER_WORD, 8), np.uint8)
     words[:, :_BYTES_PER_WORD] = np.frombuffer(padded, np.uint8).reshape(-1, _BYTES_PER_WORD)
     return np.concatenate([[float(len(text))], words.view("<u8").reshape(-1).astype(np.float64)])
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else json.JSONEncoder().default(value)  # a TypeError
 
 
 def _unpacked(row: Rows) -> Any:

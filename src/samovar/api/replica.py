@@ -17,7 +17,7 @@ from samovar.api.exchanges import Exchange, Replicated, exchange_in_step, requir
 from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted, warn
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.reductions import RankReduction, ReplicaBuffers
+from samovar.api.reductions import RankReduction, ReplicaBuffers, untraced
 from samovar.api.saving import Checkpoints
 from samovar.api.shards import PLACE_FIELDS, OnDemandShard, Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, require_fitting, to_arrays
@@ -96,6 +96,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         """The steps so far, with those that this rank took part in without data."""
         return self._step
 
+    @untraced
     def backward(
         self,
         loss: torch.Tensor,
@@ -133,6 +134,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._order.backward(more=more)
         self._figures.passed(backward.loss)
 
+    @untraced
     def step(self, apply: Callable[[], Any] | None = None) -> None:
         """Call this in place of `optimizer.step()`, once for each step.
 
@@ -196,10 +198,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
         self._checks.before_evaluation(self._step, self._figures)
         if not self.config.is_async:
             self._announcer.agree(Event.EVALUATING, self._step)
-        with ExitStack() as stack:
-            stack.enter_context(self._exchange.evaluated())
-            stack.enter_context(self._buffers.mean())
-            stack.enter_context(self._loads.opened())
+        with self._exchange.evaluated(), self._buffers.mean(), self._loads.opened(), ExitStack() as stack:
             stack.callback(self._figures.skip)
             yield
 
@@ -252,6 +251,7 @@ class Replica(Checkpoints, FigureCalls, Closing):
             self._announcer.agree(Event.STATE, self._step)
         self._checks.require_finite(self._step, self._figures)
         self._checks.show_digest()
+        self._order.name_open_step()
         # Before the weights, because an exchange that is not over may change them.
         strategy_state = from_arrays(self._exchange.state_dict())
         state = {

@@ -107,6 +107,8 @@ def from_arrays(value: Any) -> Any:
         return torch.from_numpy(value.copy())
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, dict):
         copy = {key: from_arrays(item) for key, item in value.items()}
         return Counter(copy) if isinstance(value, Counter) else copy  # schedulers count on it

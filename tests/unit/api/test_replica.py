@@ -221,14 +221,16 @@ class Around(torch.optim.Optimizer):
         return self.inside.step(closure)
 
 
+@pytest.mark.parametrize("by_function", [False, True])
 def test_an_optimizer_around_another_steps_without_a_warning(
-    team: ProcessGroup, capsys: pytest.CaptureFixture[str]
+    team: ProcessGroup, capsys: pytest.CaptureFixture[str], by_function: bool
 ) -> None:
     model = nn.Linear(3, 2)
-    replica = replica_of(team, model, Around(sgd(model)))
+    config, around = StrategyConfig("diloco"), Around(sgd(model))
+    replica = Replica(model, around, team, config, 5.0, recipe=config.traits.recipe)
     for x in data(2 * LOOK_EVERY_STEPS):
         replica.backward(model(x).square().mean())
-        replica.step()
+        replica.step(around.step if by_function else None)
     assert "stepped no optimizer" not in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -137,9 +138,45 @@ def test_a_workers_own_weights_leave_the_model_with_a_word(
     assert "own weights" not in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup) -> None:
-    model: Any = torch.jit.script(nn.Linear(3, 2))
+def test_a_state_that_lacks_gradients_of_a_step_under_way_is_named(
+    team: ProcessGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, sgd(model))
+    for more in (True, False):
+        replica.backward(model(torch.ones(1, 3)).sum(), more=more)
+        replica.state_dict()
+        assert "before step(): the gradients since the last step" in capsys.readouterr().err
+    replica.step()
+    replica.state_dict()
+    assert "before step()" not in capsys.readouterr().err
+
+
+def test_weights_may_be_evaluated_in_the_middle_of_the_first_step(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, sgd(model))
+    replica.backward(model(torch.ones(1, 3)).sum(), more=True)
+    with replica.evaluating():
+        before = copy.deepcopy(model.state_dict())
+    replica.backward(model(torch.ones(1, 3)).sum())
+    with pytest.raises(SamovarError, match=r"2 calls of replica\.backward\(\) and none"), replica.evaluating():
+        pass
+    replica.step()
+    assert not torch.equal(before["weight"], model.weight)
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(team: ProcessGroup, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    replica = replica_of(team, model, sgd(model))
+    replica.save(tmp_path / "state", {"best": np.float32(0.5), "epoch": np.int64(3), "is_best": np.bool_(True)})
+    assert repr(replica.load(tmp_path / "state")) == "{'best': 0.5, 'epoch': 3, 'is_best': True}"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("made", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(1, 3))])
+def test_a_model_of_torch_script_is_trained_at_a_center(team: ProcessGroup, made: Any) -> None:
+    model = made(nn.Linear(3, 2))
+    replica_of(team, model, sgd(model), "sync-easgd").close()
     replica_of(team, model, sgd(model), "sync-easgd").close()
 
 
@@ -174,6 +211,27 @@ def test_a_run_continues_with_the_same_bits_whatever_the_order_of_its_weights_in
     train(after, *second)
     pairs = zip(whole[0].parameters(), second[0].parameters(), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_an_optimizer_that_loads_a_state_by_itself_follows_the_order_of_weights_in_memory(team: ProcessGroup) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, replica: Replica | None = None) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 3)).square().sum()
+            loss.backward() if replica is None else replica.backward(loss)
+            (replica or optimizer).step()
+
+    models = nn.Linear(3, 2), nn.Linear(3, 2)
+    for model in models:
+        model.weight = nn.Parameter(torch.arange(6.0).reshape(3, 2).t())  # which an exchange of weights lays out anew
+    theirs, ours = (torch.optim.AdamW(model.parameters(), fused=True) for model in models)
+    train(models[0], theirs)
+    models[1].load_state_dict(models[0].state_dict())
+    replica = replica_of(team, models[1], ours, "local-sgd")
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    train(models[0], theirs)
+    train(models[1], ours, replica)
+    assert torch.allclose(models[0].weight, models[1].weight)
 
 
 def test_a_recipe_s_rates_go_back_at_close_and_hold_after_a_load(team: ProcessGroup) -> None:

@@ -1,5 +1,6 @@
 """What `samovar.replicate` refuses, with the reason."""
 
+import copy
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +44,6 @@ def _spread() -> nn.Module:
 
 REFUSED = {
     "LBFGS evaluates the loss several times": (lambda: nn.Linear(3, 2), lambda m: torch.optim.LBFGS(m.parameters())),
-    "SparseAdam needs sparse gradients": (lambda: nn.Linear(3, 2), lambda m: torch.optim.SparseAdam(m.parameters())),
     "exchanges add in float32": (lambda: nn.Linear(3, 2).double(), sgd),
     "updates 2 parameters that the model does not have": (lambda: nn.Linear(3, 2), lambda _: sgd(nn.Linear(3, 2))),
     "updates no parameter of the model": (_frozen, sgd),
@@ -68,6 +68,22 @@ def test_what_cannot_be_replicated_is_refused_with_the_reason(words: str) -> Non
 def test_a_sparse_gradient_is_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match=r"layer '0' makes sparse gradients.*sparse=False"):
         require_dense_gradients(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+
+
+def test_sparse_gradients_train_where_weights_are_exchanged(team: ProcessGroup) -> None:
+    ours = nn.Embedding(4, 2, sparse=True)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = (torch.optim.SparseAdam(model.parameters()) for model in (ours, theirs))
+    replica = Replica(ours, optimizer, team, StrategyConfig(name="local-sgd"), 5.0)
+    for row in (torch.tensor([1]), torch.tensor([1, 3])):
+        optimizer.zero_grad()
+        replica.backward(ours(row).square().sum())
+        replica.step()
+        other.zero_grad()
+        theirs(row).square().sum().backward()
+        other.step()
+    assert torch.equal(ours.weight, theirs.weight)
+    replica.load_state_dict(replica.state_dict())
 
 
 @pytest.mark.parametrize(

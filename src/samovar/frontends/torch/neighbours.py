@@ -155,7 +155,7 @@ def keep_alone(model: nn.Module) -> None:
 
 def let_go(model: nn.Module) -> None:
     if isinstance(getattr(model, _LOOKED_FOR, None), _Replicated):
-        delattr(model, _LOOKED_FOR)
+        setattr(model, _LOOKED_FOR, set())  # a traced model takes attributes and gives none back
 
 
 def _require_unwrapped(model: nn.Module) -> None:

@@ -4,7 +4,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +22,6 @@ _REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
         "LBFGS evaluates the loss several times per step, in an order that only it knows, so ranks cannot exchange in "
         "step; use SGD, Adam or AdamW"
     ),
-    torch.optim.SparseAdam: "SparseAdam needs sparse gradients, which are not exchanged; use Adam",
 }
 
 
@@ -50,8 +49,10 @@ class Optimizers:
         self._trained = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
         own = weakref.WeakMethod(self._require_allowed)  # torch keeps the hooks of all optimizers
         self._hooks = [register_optimizer_step_pre_hook(lambda *step: (check := own()) and check(*step))]
-        for optimizer in self.all if self._factor != 1.0 else ():
-            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._name_rates))
+        loaded = weakref.WeakMethod(self._loaded)
+        for optimizer in self.all:
+            with suppress(AttributeError):  # one that wraps another may have no hooks
+                self._hooks.append(optimizer.register_load_state_dict_post_hook(lambda o: (f := loaded()) and f(o)))
         self._follow_layouts()  # the exchange has taken the weights by then
 
     @property
@@ -187,13 +188,14 @@ class Optimizers:
     def _members(self) -> frozenset[int]:
         return frozenset(id(p) for group in self.param_groups for p in group["params"])
 
-    def _name_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._is_loading:
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        self._follow_layouts()
+        if not self._is_loading and self._factor != 1.0:
             warnings.warn(
                 f"{type(optimizer).__name__}.load_state_dict() after replicate(): the rates of the state replace those "
                 f"that replicate multiplied by {self._factor:g}. If the state is of a run without that factor, "
                 "multiply lr and initial_lr of all groups by replica.rate_factor",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -206,7 +208,7 @@ class Optimizers:
                 f"{type(optimizer).__name__}.step() was called outside of replica.step(), and would have no exchange; "
                 f"{hint if is_own else 'replicate() got another optimizer of these parameters: give it this one'}"
             )
-        self.has_stepped = self.has_stepped or is_own
+        self.has_stepped = True  # this one, or one inside it, as SAM's
 
     def _changes(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an optimizer of the user's has gradients of parameters that train here."""
