@@ -140,7 +140,7 @@ def _bad_texts() -> dict[str, str | bytes]:
         "braces 10,000 deep without a name": _nested("{", "}"),
         "unknown messages 10,000 deep": _nested("what { ", "} "),
         "10,000 closing braces": NET + "}" * 10_000,
-        "byte order mark": "\ufeff" + NET,
+        "byte order mark in the middle": NET + "\ufeff" + NET,
         "utf-16": NET.encode("utf-16"),
         "not utf-8": NET.encode().replace(b"small", b"sm\xff\xfell"),
         "html": "<!DOCTYPE html><html><body>404</body></html>",
@@ -234,6 +234,7 @@ def _with(kind: str, bottom: str, settings: str) -> str:
 
 def _odd_nets() -> dict[str, str]:
     return {
+        "byte order mark": "\ufeff" + NET,
         "sound": NET,
         "sound and old": OLD_NET,
         "sound and oldest": OLDEST_NET,

@@ -106,6 +106,7 @@ def test_while_commands_load(tmp_path: Path, digits: Path, number: signal.Signal
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_at_every_moment(tmp_path: Path, digits: Path, name: str, number: signal.Signals) -> None:
