@@ -20,7 +20,7 @@ from samovar.core.files import read_file
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
 from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
-from samovar.formats.caffe.blob import is_mean_written, write_mean
+from samovar.formats.caffe.blob import require_room_for_mean, write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
 from samovar.formats.image import MAX_FILE_BYTES, MAX_PIXELS, Pixels, decode_image, read_image, resized
 from samovar.formats.leveldb_folder import leveldb_records
@@ -235,7 +235,7 @@ class _Measured:
                 f"--mean: images have {len(self._shapes)} shapes, such as {first} and {second}; nothing was written. "
                 "A mean needs one: give --resize."
             )
-        is_mean_written(self._mean, self.mean())
+        require_room_for_mean(self._mean, self.mean())
 
     def mean(self) -> npt.NDArray[np.float32]:
         mean: npt.NDArray[np.float32] = self._sums.astype(np.float32) / np.float32(self._num_images)

@@ -104,9 +104,9 @@ def encode_mean(mean_CHW: npt.NDArray[np.float32]) -> bytes:
     return bytes(blob.SerializeToString(deterministic=True))
 
 
-def is_mean_written(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
-    """Whether `write_mean` would find the file with the same content. Raises: InputError if it has another."""
-    return _is_written(path, encode_mean(mean_CHW))
+def require_room_for_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> None:
+    """Raise InputError if `write_mean` would find a file with other content."""
+    _is_written(path, encode_mean(mean_CHW))
 
 
 def _is_written(path: Path, content: bytes) -> bool:

@@ -153,13 +153,11 @@ class Scheduler:
     def poll(self, task: Task, every_s: float, is_over: Callable[[float], bool]) -> None:
         """Let virtual time pass until is_over(now_s), which is asked every `every_s`, without a switch to the task."""
 
-        heap, draw, next_number = self._heap, self._draw, self._next_number
-
         def ask(_: object) -> None:
             if is_over(self.now_s):
                 task.resume()
-            else:  # as `after` does
-                heappush(heap, (self.now_s + every_s, draw(), next_number(), ask, None))
+            else:
+                self.after(every_s, ask)
 
         self.after(every_s, ask)
         self.block(task, "sleep")
