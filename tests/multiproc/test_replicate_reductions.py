@@ -41,6 +41,12 @@ def test_a_rank_without_data_is_left_out() -> None:
     assert first["values"] == second["values"]
 
 
+def test_a_codebook_that_forward_trains_is_that_of_all_workers() -> None:
+    first, second = succeeded(results(2), "codebook")
+    assert first["codes"] == second["codes"]
+    assert first["codes"] == [pytest.approx(row, rel=1e-5, abs=1e-6) for row in first["alone"]]
+
+
 def test_values_that_do_not_fit_are_refused_on_every_rank() -> None:
     for result in succeeded(results(2), "other_shapes"):
         assert "give all ranks the same shape" in result
