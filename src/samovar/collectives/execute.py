@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Protocol, assert_never, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -57,15 +58,15 @@ def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) ->
     return Channel(name, plan, transport, buffer)
 
 
-_SHOWN: dict[tuple[type, type], bool] = {}
+_SHOWN: WeakKeyDictionary[type, dict[type, bool]] = WeakKeyDictionary()  # types that a simulation made must not stay
 
 
 def _shows(one: Transport | Window, protocol: type) -> bool:
     """Asked once for each type: a simulation opens thousands of channels."""
-    key = type(one), protocol
-    if key not in _SHOWN:
-        _SHOWN[key] = isinstance(one, protocol)
-    return _SHOWN[key]
+    known = _SHOWN.setdefault(type(one), {})
+    if protocol not in known:
+        known[protocol] = isinstance(one, protocol)
+    return known[protocol]
 
 
 class ChannelMemory:
