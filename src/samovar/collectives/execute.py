@@ -25,8 +25,7 @@ from samovar.transports.base import (
 )
 
 LINE_BYTES = 64  # of a cache line
-# A notification's value is (run number << _STEP_BITS) | step number of the sender.
-_STEP_BITS = 24
+_STEP_BITS = 24  # a notification's value is (run number << _STEP_BITS) | step number of the sender
 _STEPS = (1 << _STEP_BITS) - 1
 
 
