@@ -1,5 +1,7 @@
 """The executors beyond what tests/conformance covers: parts of buffers, several channels, equal bits, deadlines."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samovar.collectives.execute import Channel, NativeChannel, open_channel
+from samovar.collectives.execute import Channel, NativeChannel, _shows, open_channel
 from samovar.collectives.hierarchical import HierarchicalCollectives, _Exchange
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import direct_all_reduce, dissemination_barrier, ring_all_reduce
@@ -16,8 +18,9 @@ from samovar.collectives.tree import tree_all_reduce, tree_broadcast
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group, Host
-from samovar.transports.base import Region
+from samovar.transports.base import MappedWindow, Region
 from samovar.transports.shm import ShmTransport
+from samovar.transports.sim.window import SimWindow
 
 MakeTransports = Callable[[int], list[ShmTransport]]
 Executor = type[Channel] | type[NativeChannel]
@@ -190,3 +193,16 @@ def test_a_leader_waits_for_an_addition_that_outlasts_a_slice(make_transports: M
     _Exchange("all-reduce", all_ranks, up, lambda: other, other).run(Deadline.after(TIMEOUT_S))
     all_ranks.close()
     assert up.num_slices == 3
+
+
+def test_a_type_that_a_simulation_made_is_forgotten_with_it() -> None:
+    """Else 100,000 runs, each with a type of its own, fill the memory."""
+
+    def asked() -> weakref.ref[type]:
+        made: type[SimWindow] = type("Made", (SimWindow,), {})
+        assert not _shows(SimWindow.__new__(made), MappedWindow)
+        return weakref.ref(made)
+
+    left = asked()
+    gc.collect()
+    assert left() is None
