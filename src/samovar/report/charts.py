@@ -9,11 +9,12 @@ from typing import Final
 from samovar.core import units
 from samovar.report.timeline import Event
 
-SLOTS: Final = 6  # looks of lines in page.css
+SLOTS: Final = 6  # colours of lines in page.css
 _WIDTH, _HEIGHT = 380.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 10.0, 12.0, 40.0
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2", "12 4")
 _DECADES_OF_LOG = 1.5
+_LARGEST: Final = 1e300  # an axis needs room above it
 _MOST_RANKS, _LEAST_SHARE, _OUTLINED = 16, 2e-4, 12
 Point = tuple[float, float]
 
@@ -62,6 +63,11 @@ def count(value: float) -> str:
     return f"{value:.3g}"
 
 
+def is_drawable(value: float) -> bool:
+    """Whether an axis can reach it."""
+    return abs(value) <= _LARGEST
+
+
 def time_axis(longest_s: float, what: str) -> tuple[Axis, float]:
     """An axis of times in the unit that fits, and that unit in seconds."""
     unit, one_s = next((u for u in (("hours", 3600.0), ("minutes", 60.0)) if longest_s > 2 * u[1]), ("seconds", 1.0))
@@ -69,8 +75,8 @@ def time_axis(longest_s: float, what: str) -> tuple[Axis, float]:
 
 
 def curves(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
-    """A chart of lines, or nothing to see as a sentence. Points that are not finite are left out."""
-    shown = [(one, [p for p in one.points if all(map(math.isfinite, p))]) for one in series]
+    """A chart of lines, or nothing to see as a sentence. Points that are not finite or far too large are left out."""
+    shown = [(one, [p for p in one.points if all(map(is_drawable, p))]) for one in series]
     shown = [(one, points) for one, points in shown if points]
     if not shown:
         return f'<figure class="chart"><figcaption>{escape(title)}</figcaption><p class="none">no figures</p></figure>'
@@ -140,7 +146,12 @@ def _drawn(series: Series, points: Sequence[Point], across: _Scale, up: _Scale, 
         return f'<g class="mark {look}">{marks}</g>'
     style = f"line {look}" + (" foreseen" if series.is_foreseen else "")
     way = "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
-    return f'<path class="{style}" stroke-dasharray="{_DASHES[series.slot % SLOTS]}" d="M{way}"/>'
+    return f'<path class="{style}" stroke-dasharray="{_DASHES[_shape(series.slot)]}" d="M{way}"/>'
+
+
+def _shape(slot: int) -> int:
+    """The dashes and the marks of a line; when colours begin again, each has others: 36 lines differ."""
+    return (slot + slot // SLOTS) % SLOTS
 
 
 def mark(slot: int, place: Point, size: float = 4.5, name: str = "") -> str:
@@ -154,14 +165,14 @@ def mark(slot: int, place: Point, size: float = 4.5, name: str = "") -> str:
         f"M{x - s:.1f} {y - s / 3:.1f}h{2 * s}v{s * 0.7}h{-2 * s}z",
         f"M{x - s / 3:.1f} {y - s:.1f}h{s * 0.7}v{2 * s}h{-0.7 * s}z",
     )
-    return f'<path d="{ways[slot % SLOTS]}"><title>{name}</title></path>'
+    return f'<path d="{ways[_shape(slot)]}"><title>{name}</title></path>'
 
 
 def legend(labels: Sequence[tuple[str, int]]) -> str:
     """Names of lines with their looks."""
     items = []
     for label, slot in labels:
-        line = f'<path class="line s{slot % SLOTS}" stroke-dasharray="{_DASHES[slot % SLOTS]}" d="M1 8H35"/>'
+        line = f'<path class="line s{slot % SLOTS}" stroke-dasharray="{_DASHES[_shape(slot)]}" d="M1 8H35"/>'
         dot = f'<g class="mark s{slot % SLOTS}">{mark(slot, (18.0, 8.0), 4.0)}</g>'
         items.append(f'<li><svg viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{dot}</svg>')
         items.append(f"{escape(label)}</li>")
@@ -218,18 +229,19 @@ def columns(title: str, x_name: str, groups: Sequence[tuple[str, int, Sequence[f
     )
 
 
-def timeline(title: str, events: Sequence[Event], kinds: Mapping[str, str], most_steps: int) -> str:
+def timeline(title: str, spans: Sequence[Event], kinds: Mapping[str, str], most_steps: int) -> str:
     """Some steps from the middle of a trace: what each rank did, and below it exchanges behind the computation."""
-    spans = [event for event in events if event.get("ph") == "X"]
     steps = sorted({span["name"] for span in spans if span["cat"] == "step"}, key=lambda name: int(name.split()[1]))
-    if not steps:
-        return ""
     first = (len(steps) - most_steps) // 2 if len(steps) > most_steps else 0
     names = steps[first : first + most_steps]
     chosen = [span for span in spans if span["cat"] == "step" and span["name"] in names]
-    start, stop = min(span["ts"] for span in chosen), max(span["ts"] + span["dur"] for span in chosen)
+    start = min((span["ts"] for span in chosen), default=0.0)
+    stop = max((span["ts"] + span["dur"] for span in chosen), default=0.0)
+    if stop <= start:
+        return ""
     ranks = sorted({span["pid"] for span in spans})
-    rows = [_rank_row(rank, spans, start, stop) for rank in ranks[:_MOST_RANKS]]
+    drawn = [span for span in spans if span["ts"] < stop and span["ts"] + span["dur"] > start]
+    rows = [_rank_row(rank, drawn, start, stop) for rank in ranks[:_MOST_RANKS]]
     left_out = f"; the first {_MOST_RANKS} of {len(ranks)} ranks" if len(ranks) > _MOST_RANKS else ""
     caption = f"{title}: {names[0]}" + (f" to {names[-1].removeprefix('step ')}" if len(names) > 1 else "") + left_out
     said = f"{caption}, {units.seconds((stop - start) * 1e-6)} together. Rows: {', '.join(kinds.values())}"

@@ -20,6 +20,7 @@ from samovar.core.clock import local_now
 from samovar.core.errors import InputError
 from samovar.report import wording
 from samovar.report.records import Finished, Notice, Progress, Record, SnapshotWritten, Started, Tested, Valued
+from samovar.report.run_folder import opened
 from samovar.report.script_output import LineOutput
 
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
@@ -48,7 +49,7 @@ class LogFile:
     def is_written(path: Path) -> bool | None:
         """Whether a LogFile is open there; None if there is no file, or its file system has no locks."""
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, struct.pack("hhqqi", fcntl.F_WRLCK, *_WHOLE_FILE))
         except OSError:
             return None

@@ -1,9 +1,10 @@
 """A run as its folder says it, at its end or while it trains: curves, where the time went, and its result."""
 
+import math
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +14,15 @@ from samovar.core.errors import InputError
 from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, output_named, read_result
-from samovar.report.run_folder import RunFolder, config_of
+from samovar.report.run_folder import RunFolder, config_of, opened
 from samovar.report.steps import KINDS, Advice, Arrival, StepTimes, TimeSpent
 
 ENDED, FAILED, KILLED, OPEN, UNTOLD = "ended", "failed", "killed", "open", "untold"
 _LOG_TAIL_BYTES: Final = 1 << 16
 _RECENT_STEPS: Final = 50
-_STEP_OF = re.compile(r"^\S+ step (\d+)/(\d+) ", re.MULTILINE)
+_START = re.compile(r"^\S+ (?:iterations [\d,]+ to )?(\d[\d,]{0,22})(?: iterations?|, \w+) · ", re.MULTILINE)
+_END = re.compile(r"^\S+ (?:where the time went: |samovar: error: |run folder .*\(result\.json).*$", re.MULTILINE)
+_STEP_OF = re.compile(r"^\S+ step (\d{1,18})/(\d{1,18}) ", re.MULTILINE)
 _ERROR = re.compile(r"^(\S+) samovar: error: (.*)(?:\n\1 .*)*\Z", re.MULTILINE)  # its lines have one time
 _RESULT = re.compile(r"^\S+ run folder .*\(result\.json.*\Z", re.MULTILINE)
 _ADVICE = re.compile(r"^\S+ where the time went: .*; (.*)$", re.MULTILINE)
@@ -41,9 +44,15 @@ class Steps:
     def add(self, line: Line) -> None:
         """A line of kind "train"."""
         before_samples, before_s = (self.samples[-1], self.seconds[-1]) if self.step else (0.0, 0.0)
+        samples, seconds = (
+            before_samples + float(line.get("samples", 0.0)),
+            before_s + float(line.get("seconds", 0.0)),
+        )
+        if not (math.isfinite(samples) and math.isfinite(seconds)):
+            raise ValueError("its samples or seconds are not finite")
         self.step.append(line["step"])
-        self.samples.append(before_samples + float(line.get("samples", 0.0)))
-        self.seconds.append(before_s + float(line.get("seconds", 0.0)))
+        self.samples.append(samples)
+        self.seconds.append(seconds)
         self.loss.append(float(line.get("loss", "nan")))
 
     def rate(self, first: int, last: int) -> float:
@@ -68,9 +77,9 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The facts that only samovar.log has: all steps, the error that ended the run, and what to try.
+    """The facts that only samovar.log has of the last launch: all steps, the error that ended it, and what to try.
 
-    While a launcher has it open (`is_open`), an error or a result at its end is of an earlier launch, and is left out.
+    While a launcher has it open (`is_open`), last words in it are of an earlier launch, and left out.
     """
 
     total_steps: int | None = None
@@ -96,8 +105,9 @@ class History:
         self._place, self._inode, self._num_lines = 0, 0, 0
         self.steps = Steps()
         self.tests: list[Test] = []
-        self.workers_line: Line = {}
-        self._worker_rates = 0.0
+        self._has_workers_line = False
+        self._num_told_workers, self._worker_rates = 0, 0.0
+        self._told_staleness: tuple[int, ...] = ()
         self.result: RunResult | None = None
         self.told = LogEnd()
         self.config: Mapping[str, Any] = {}
@@ -126,6 +136,14 @@ class History:
         return FAILED if self.told.error else {True: OPEN, False: KILLED, None: UNTOLD}[self.told.is_open]
 
     @property
+    def state_in_words(self) -> str:
+        """How it ended, or that it trains."""
+        if self.result is not None and self.result.stopped_by:
+            return f"stopped by {self.result.stopped_by} at step {self.result.steps:,}"
+        words = {OPEN: "trains", UNTOLD: "trains, or has ended", KILLED: "ended by force", ENDED: "ended"}
+        return words.get(self.state, f"failed: {self.told.error}")
+
+    @property
     def name(self) -> str:
         return self.files.path.resolve().name
 
@@ -148,7 +166,27 @@ class History:
         if self.result is not None:
             return self.result.workers
         told = self.config.get("workers")
-        return told if isinstance(told, int) else len(self.workers_line.get("steps", ())) or None
+        return told if isinstance(told, int) else self._num_told_workers or None
+
+    @property
+    def batch_size(self) -> float:
+        """The samples of a step of all workers; before there is a result, as its lines have them. 0: not known."""
+        if self.result is not None:
+            return self.result.effective_batch
+        num_steps = self.steps.step[-1] - self.steps.step[0] if self.steps.step else 0.0
+        return (self.steps.samples[-1] - self.steps.samples[0]) / num_steps if num_steps > 0 else 0.0
+
+    @property
+    def computes_with(self) -> tuple[object, ...]:
+        """The threads, the precision and the kind of device of each worker, as far as they are known."""
+        threads = self.config.get("threads_per_worker") if self.result is None else self.result.threads_per_worker
+        precision = self.config.get("precision", "fp32") if self.result is None else self.result.precision
+        return threads, precision, str(self.config.get("device", "cpu")).partition(":")[0]
+
+    @property
+    def is_of_worker_0(self) -> bool:
+        """Whether its lines count the samples of worker 0 alone: those of a loop at a center."""
+        return self._has_workers_line and not self.config
 
     @property
     def samples_per_second(self) -> float:
@@ -164,8 +202,8 @@ class History:
         return self._of_each() or recent
 
     def _of_each(self) -> float:
-        """The sum of what the workers of a loop at a center said last: its lines are of worker 0 alone."""
-        return 0.0 if self.config else self._worker_rates
+        """The sum of what the workers of a loop at a center said last."""
+        return self._worker_rates if self.is_of_worker_0 else 0.0
 
     @property
     def seconds(self) -> float:
@@ -195,7 +233,7 @@ class History:
     def step_s(self) -> dict[str, float]:
         """Mean seconds of a step by kind, of worker 0; without the first one, which warms up."""
         count = len(self.steps.step) - 1
-        if count > 0 and not self.config and not self.workers_line:  # a loop's line is of several, but at a center
+        if count > 0 and not self.config:  # a loop's line may be of several steps
             count = round(self.steps.step[-1] - self.steps.step[0])
         return {kind: seconds / count for kind, seconds in self.spent.seconds.items()} if count > 0 else {}
 
@@ -207,13 +245,12 @@ class History:
     def staleness(self) -> tuple[int, ...]:
         """Updates by the number of updates of others that they had not seen; of all workers."""
         rows = [one.staleness for one in self.result.by_worker] if self.result is not None else []
-        rows = rows or [tuple(row) for row in self.workers_line.get("staleness", ()) if isinstance(row, list)]
-        return tuple(map(sum, zip(*rows, strict=True)))
+        return _sums(rows) or self._told_staleness
 
     def _new_lines(self) -> Iterator[Line]:
         """Whole lines that have come; all of them, if the file is another one than before."""
         try:
-            with self.files.metrics.open("rb") as file:
+            with opened(self.files.metrics) as file:
                 end = file.seek(0, 2)
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode or end < self._place:
@@ -243,9 +280,15 @@ class History:
             samples, seconds = self._progress(line["step"])
             self.tests.append(Test(line["step"], samples, seconds, {k: v for k, v in outputs.items() if k != "step"}))
         elif kind == "workers":
-            self.workers_line = line
-            rates = zip(line.get("samples_per_second", ()), line.get("is_gone", ()), strict=False)
-            self._worker_rates = sum(float(rate) for rate, is_gone in rates if not is_gone)
+            self._take_workers(line)
+
+    def _take_workers(self, line: Line) -> None:
+        self._has_workers_line = True
+        self._num_told_workers = len(line.get("steps", ()))
+        rates = zip(line.get("samples_per_second", ()), line.get("is_gone", ()), strict=False)
+        self._worker_rates = sum(float(rate) for rate, is_gone in rates if not is_gone)
+        # A loop has means in the place of rows.
+        self._told_staleness = _sums([row for row in line.get("staleness", ()) if isinstance(row, list)])
 
     def _progress(self, step: int) -> tuple[float, float]:
         """Samples and seconds when a step was tested; the test may come before the line of its step."""
@@ -262,20 +305,29 @@ def _arrival(line: Line) -> Arrival | None:
     return Arrival(line["last_rank"], float(line.get("late_s", 0.0)), float(line.get("seconds", 0.0)))
 
 
+def _sums(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Of each column. Raises ValueError if rows have different lengths."""
+    return tuple(map(sum, zip(*rows, strict=True)))
+
+
 def log_end(log: Path) -> LogEnd:
     is_open = LogFile.is_written(log)  # before its last words are read
     try:
-        with log.open("rb") as file:
+        with opened(log) as file:
             file.seek(max(0, file.seek(0, 2) - _LOG_TAIL_BYTES))
             tail = file.read().decode("utf-8", "replace").rstrip("\n")
     except OSError:
         return LogEnd()
-    steps, error, advice = (list(form.finditer(tail))[-1:] for form in (_STEP_OF, _ERROR, _ADVICE))
+    launches = [found.start() for found in _START.finditer(tail)]
+    launches += [found.end() for found in _END.finditer(tail)] if is_open else []
+    tail = tail[max(launches, default=0) :]
+    start, steps, error, advice = (list(form.finditer(tail))[-1:] for form in (_START, _STEP_OF, _ERROR, _ADVICE))
+    total = steps[0][2] if steps else start[0][1].replace(",", "") if start else None
     return LogEnd(
-        int(steps[0][2]) if steps else None,
-        error[0][2] if error and not is_open else None,
+        None if total is None else int(total),
+        error[0][2] if error else None,
         advice[0][1] if advice else "",
-        not is_open and _RESULT.search(tail) is not None,
+        _RESULT.search(tail) is not None,
         is_open,
     )
 

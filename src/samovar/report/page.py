@@ -1,6 +1,6 @@
 """The page of `samovar report` and `samovar watch --web`: one HTML file that asks for nothing else."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -8,12 +8,11 @@ from typing import Final
 from samovar.core import units
 from samovar.report import charts
 from samovar.report.charts import Axis, Series, beside, cards, curves, legend, table
-from samovar.report.comparison import Comparison, Prediction
+from samovar.report.comparison import Comparison, Prediction, facts_of
 from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, Steps, binned
 from samovar.report.result import output_named
-from samovar.report.run_folder import strategy_settings
 from samovar.report.timeline import read_events
-from samovar.report.wording import number
+from samovar.report.wording import number, rate
 
 MARK: Final = "<!doctype html><!-- made by samovar report -->"
 KINDS: Final = {
@@ -27,11 +26,6 @@ KINDS: Final = {
 }
 _MEASURED: Final = ("data", "forward", "backward", "update", "exchange")
 _POINTS, _TABLE_ROWS, _STEPS_OF_TIMELINE = 80, 12, 3
-_HASH_DIGITS: Final = 8
-_FACTS_OF_RESULT: Final = (
-    *("net_parameters", "threads_per_worker", "effective_batch", "steps", "samples"),
-    *("collective", "transport", "buckets", "precision"),
-)
 _BADGES: Final = {
     OPEN: "it trains",
     UNTOLD: "it trains, or has ended",
@@ -73,15 +67,17 @@ def _head(comparison: Comparison) -> str:
     tiles = _tiles(comparison, runs[0]) if len(runs) == 1 else ""
     rows = [_summary(comparison, run, label) for run, label in zip(runs, comparison.labels, strict=True)]
     target = comparison.target()
-    head = ["run", "accuracy", "samples/s", "times one worker", "against predicted", "training", "waits", "bound"]
+    head = ["run", "state", "accuracy", "samples/s", "times one worker", "against predicted", "training", "waits"]
+    head.append("bound")
     head += [f"time to {target:.2%}"] if target is not None else []
     runs_table = table("the runs", head, rows, is_open=True) if len(runs) > 1 else ""
     states = {run.state for run in runs} - {ENDED}
     badge = "".join(f'<span class="badge">{said}</span>' for state, said in _BADGES.items() if state in states)
     sentence = comparison.verdict()
+    left_out = "".join(f'<p class="bound">{escape(said)}</p>' for said in comparison.left_out())
     return (
         f'<header><p class="brand">Samovar <span>{what}</span>{badge}</p><h1>{escape(sentence)}.</h1>'
-        f"{tiles}{runs_table}{_bound_sentence(runs)}</header>"
+        f"{tiles}{runs_table}{left_out}{_bound_sentence(runs)}</header>"
     )
 
 
@@ -101,7 +97,7 @@ def _tiles(comparison: Comparison, run: History) -> str:
 
 
 def _rate(run: History) -> str:
-    return f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""
+    return rate(run.samples_per_second) if run.samples_per_second else ""
 
 
 def _waiting(run: History) -> float:
@@ -117,13 +113,14 @@ def _bound_sentence(runs: Sequence[History]) -> str:
 
 
 def _summary(comparison: Comparison, run: History, label: str) -> list[str]:
-    times, error, target = comparison.speed_up(run), comparison.error(run), comparison.target()
+    target = comparison.target()
     cells = [
         label,
+        run.state_in_words,
         "" if run.accuracy is None else f"{run.accuracy:.2%}",
         _rate(run),
-        "" if times is None else f"{times:.2f}",
-        "" if error is None else f"{error:+.0%}",
+        _times(comparison, run),
+        _error(comparison, run),
         units.duration(run.seconds),
         f"{_waiting(run):.0%}",
         run.spent.bound.partition(",")[0],
@@ -136,9 +133,11 @@ def _summary(comparison: Comparison, run: History, label: str) -> list[str]:
 
 def _learning(comparison: Comparison) -> str:
     """Loss and accuracy, by time and by samples."""
+    if not any(run.steps.step or run.tests for run in comparison.runs):
+        return ""
     longest_s = max((run.steps.seconds[-1] for run in comparison.runs if run.steps.step), default=0.0)
     by_time, one_s = charts.time_axis(longest_s, "training")
-    by_samples = Axis("samples", charts.count, has_zero=True)
+    by_samples = Axis(f"samples{_whose(comparison)}", charts.count, has_zero=True)
     drawn = []
     for name, x, along in (
         ("time", by_time, lambda at: at.seconds / one_s),
@@ -152,7 +151,9 @@ def _learning(comparison: Comparison) -> str:
     )
     choice = f'<fieldset class="choice"><legend class="hidden">Draw curves by</legend>{choice}</fieldset>'
     about = "Lines are the loss of training, as means over neighbouring steps. Marks are tests."
-    return _section("Learning", about, choice, _legend(comparison), *drawn, _tests_table(comparison))
+    return _section(
+        "Learning", about, choice, _legend(comparison), *drawn, _curves_table(comparison), _tests_table(comparison)
+    )
 
 
 Along = Callable[..., float]
@@ -172,8 +173,16 @@ def _learning_charts(comparison: Comparison, x: Axis, along: Along, name: str, o
     yield curves("Loss", x, Axis("loss", lambda v: f"{v:.3g}", may_be_log=True), losses)
     if any(series.points for series in accuracies):
         yield curves("Accuracy of tests", x, Axis("accuracy", lambda v: f"{v:g} %"), accuracies)
-    if any(rate for series in rates for _, rate in series.points):
-        yield curves("Samples per second", x, Axis("samples/s", charts.count, has_zero=True), rates)
+    if any(speed for series in rates for _, speed in series.points):
+        yield curves(
+            f"Samples per second{_whose(comparison)}", x, Axis("samples/s", charts.count, has_zero=True), rates
+        )
+
+
+def _whose(comparison: Comparison) -> str:
+    """Whose samples lines count, if not those of all workers."""
+    own = [name for run, name in zip(comparison.runs, comparison.labels, strict=True) if run.is_of_worker_0]
+    return "" if not own else " of worker 0" + ("" if len(own) == len(comparison.runs) else f" in {', '.join(own)}")
 
 
 def _rates(steps: Steps, at: Sequence[float]) -> list[tuple[float, float]]:
@@ -188,6 +197,22 @@ def _legend(comparison: Comparison) -> str:
     return legend([(label, slot) for slot, label in enumerate(comparison.labels)])
 
 
+def _curves_table(comparison: Comparison) -> str:
+    rows = []
+    for run, label in zip(comparison.runs, comparison.labels, strict=True):
+        steps, before = run.steps, (0.0, 0.0)
+        ends = zip(
+            *(binned(x, steps.loss, _TABLE_ROWS) for x in (steps.step, steps.samples, steps.seconds)), strict=True
+        )
+        for (step, loss), (samples, _), (seconds, _) in ends:
+            speed = (samples - before[0]) / (seconds - before[1]) if seconds > before[1] else 0.0
+            before = samples, seconds
+            counted = [f"{samples:,.0f}", rate(speed)] if samples else ["", ""]
+            rows.append([label, f"{step:,.0f}", units.duration(seconds), number(loss), *counted])
+    head = ["run", "step", "time", "loss", f"samples{_whose(comparison)}", "samples/s"]
+    return table("Curves as a table", head, rows)
+
+
 def _tests_table(comparison: Comparison) -> str:
     rows = []
     for run, label in zip(comparison.runs, comparison.labels, strict=True):
@@ -196,7 +221,8 @@ def _tests_table(comparison: Comparison) -> str:
             accuracy, loss = output_named(test.outputs, "accuracy"), test.loss
             cells = ["" if accuracy is None else f"{accuracy:.2%}", "" if loss is None else number(loss)]
             rows.append([label, f"{test.step:,}", f"{test.samples:,.0f}", units.duration(test.seconds), *cells])
-    return table("Tests as a table", ["run", "step", "samples", "time", "accuracy", "loss"], rows)
+    samples = f"samples{_whose(comparison)}"
+    return table("Tests as a table", ["run", "step", samples, "time", "accuracy", "loss"], rows)
 
 
 def _speed(comparison: Comparison) -> str:
@@ -224,7 +250,7 @@ def _speed(comparison: Comparison) -> str:
     about = f"{source}Marks are measured. The thin line is ideal."
     labels = [(name, slot) for slot, name in enumerate(strategies)]
     rows = [_speed_row(comparison, run, label) for run, label in zip(comparison.runs, comparison.labels, strict=True)]
-    head = ["run", "samples/s", "times one worker", "predicted samples/s", "against predicted"]
+    head = ["run", "samples/s", "times one worker", "predicted samples/s", "predicted with", "against predicted"]
     return _section("Speed-up", about, legend(labels), beside(chart, table("Speed-up", head, rows, is_open=True)))
 
 
@@ -238,9 +264,19 @@ def _spread(workers: Sequence[float]) -> Sequence[float]:
 
 
 def _speed_row(comparison: Comparison, run: History, label: str) -> list[str]:
-    _, _, rate, times, error, *_ = _summary(comparison, run, label)
     row = _foreseen(comparison, run)
-    return [label, rate, times, "" if row is None else f"{row.samples_per_s:,.0f}", error]
+    predicted = ["", ""] if row is None else [rate(row.samples_per_s), row.settings]
+    return [label, _rate(run), _times(comparison, run), *predicted, _error(comparison, run)]
+
+
+def _times(comparison: Comparison, run: History) -> str:
+    times = comparison.speed_up(run)
+    return "" if times is None else f"{times:.2f}"
+
+
+def _error(comparison: Comparison, run: History) -> str:
+    error = comparison.error(run)
+    return "" if error is None else f"{error:+.0%}"
 
 
 def _foreseen(comparison: Comparison, run: History) -> Prediction | None:
@@ -256,7 +292,8 @@ def _step(comparison: Comparison) -> str:
         row = _foreseen(comparison, run)
         if row is not None:
             kinds = ("forward", "backward", "update", "slower", "exchange")
-            bars.append((f"{label}, predicted", {kind: getattr(row, f"{kind}_s") for kind in kinds}))
+            settings = f" ({row.settings})" if row.settings else ""
+            bars.append((f"{label}, predicted{settings}", {kind: getattr(row, f"{kind}_s") for kind in kinds}))
     if not bars:
         return ""
     used = {kind: name for kind, name in KINDS.items() if any(parts.get(kind) for _, parts in bars)}
@@ -278,7 +315,7 @@ def _timelines(comparison: Comparison) -> str:
     for run, label in zip(comparison.runs, comparison.labels, strict=True):
         events = read_events(run.files.trace)
         drawn.append(charts.timeline(label, events, KINDS, _STEPS_OF_TIMELINE))
-        found |= {event["cat"].replace(" ", "-") for event in events if event.get("ph") == "X"}
+        found |= {event["cat"].replace(" ", "-") for event in events}
     if not any(drawn):
         return ""
     used = {kind: name for kind, name in KINDS.items() if kind in found}
@@ -320,17 +357,19 @@ def _traffic(comparison: Comparison) -> str:
         num_steps = result.samples / max(1, result.effective_batch)  # of this process, if the run was resumed
         # Where workers do not wait, the steps of the run may be those of one of them.
         of_all = units.size(sent * (sum(one.steps for one in result.by_worker) or result.steps * result.workers))
-        rate = f"{units.size(sent * num_steps / result.seconds)}/s" if result.seconds else ""
-        rows.append([label, units.size(sent), predicted, of_all, rate, buckets, units.size(memory) if memory else ""])
-    head = ["run", "sent a step", "predicted", "sent by all", "a worker sends", "buckets", "memory of a worker"]
-    about = "One worker's bytes in a mean step, and those of all workers in the whole run."
+        speed = f"{units.size(sent * num_steps / result.seconds)}/s" if result.seconds else ""
+        rows.append([label, units.size(sent), predicted, of_all, speed, buckets, units.size(memory) if memory else ""])
+    head = ["run", "sent a step", "predicted, busiest worker", "sent by all", "a worker sends", "buckets"]
+    head.append("memory of a worker")
+    about = "Bytes of a step are the mean of all workers. Those that all have sent are of the whole run."
     return _section("Bytes", about, table("Bytes", head, rows, is_open=True))
 
 
 def _settings(comparison: Comparison) -> str:
-    facts = [_facts(run) for run in comparison.runs]
+    facts = [facts_of(run) for run in comparison.runs]
     names = dict.fromkeys(name for one in facts for name in one)
-    rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
+    rows = [[name, *_values(name, facts)] for name in names]
+    rows = [row for row in rows if any(row[1:])]
     apart = [row for row in rows if len(set(row[1:])) > 1 or len(facts) == 1]
     same = [row[:2] for row in rows if row not in apart]
     own = table("Settings", ["setting", *comparison.labels], apart, is_open=True)
@@ -338,25 +377,7 @@ def _settings(comparison: Comparison) -> str:
     return _section("Settings", "Given to the run, or chosen by it.", own, shared)
 
 
-def _facts(run: History) -> dict[str, str]:
-    result, settings = run.result, strategy_settings(run.config)
-    found: dict[str, object] = {
-        "folder": run.files.path,
-        "net": run.net,
-        "strategy": run.strategy,
-        "workers": run.workers,
-    }
-    found |= {name: value for name, value in settings.items() if name != "name"}
-    found |= {name: run.config.get(name) for name in ("seed", "batch_mode", "stop_rule", "box")}
-    if result is not None:
-        found |= {name: getattr(result, name) for name in _FACTS_OF_RESULT}
-        found |= {
-            "weights": result.weights_sha256[:_HASH_DIGITS],
-            "recipe": ", ".join(result.recipe_changes) or result.recipe,
-            **result.versions,
-        }
-    return {
-        name.replace("_", " "): f"{value:,}" if isinstance(value, int) else str(value)
-        for name, value in found.items()
-        if isinstance(value, str | int | float | Path) and value != "" and not isinstance(value, bool)
-    }
+def _values(name: str, facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Of all runs. A strategy's switch that is off is in no configuration."""
+    found = [one.get(name, "") for one in facts]
+    return [one or "no" for one in found] if "yes" in found else found

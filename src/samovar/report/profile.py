@@ -50,6 +50,7 @@ class Profile:
 
     `busy` is the share of the machine's cores that other programs took while the layers were timed, if known. With
     `is_adaptive` the optimizer divides steps by the size of gradients, as Adam does: recipes have settings for that.
+    With `divides_updates` a worker may make some of the updates, and send weights: `samovar train` does, loops do not.
     """
 
     net: str
@@ -60,6 +61,7 @@ class Profile:
     format: str = FORMAT
     busy: float | None = None
     is_adaptive: bool = False
+    divides_updates: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -120,7 +122,7 @@ def profile_of(timed: Timed) -> Profile:
         if layer.type != READING
     )
     how = f"timed here, threads: {timed.threads}, {timed.precision}" if is_timed else "counted"
-    return Profile(timed.net_name, timed.batch_size, layers, how)
+    return Profile(timed.net_name, timed.batch_size, layers, how, divides_updates=True)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -1,6 +1,5 @@
 """The result of a run: result.json, and how one process tells others that wait for it how the run ended."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
 from samovar.core.plain import from_plain, to_plain
-from samovar.report.run_folder import write_json_atomic
+from samovar.report.run_folder import read_json, write_json_atomic
 
 _ERRORS: Mapping[str, type[SamovarError]] = {
     error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)
@@ -87,7 +86,8 @@ class RunResult:
     with `--hold-data`, including read-ahead, and `data_bytes_between_hosts_per_step` the part that came from other
     hosts. `data_bytes_held` are in the memory of all ranks together. `stop_rule` and `by_worker` are for workers that
     do not wait for each other. `compress` is the requested compression, and `is_compressed` says whether it was still
-    on at the end. `factors` are the parameters whose gradients travelled as factors then.
+    on at the end. `factors` are the parameters whose gradients travelled as factors then. `owner` names
+    the ranks that updated a bucket, as --owner does.
 
     `transport` carried weights and gradients: "shm" (mapped memory), "tcp", or "shm, tcp". `box` is the place of the
     center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most
@@ -130,6 +130,7 @@ class RunResult:
     compress: str | None = None
     is_compressed: bool | None = None
     factors: tuple[str, ...] = ()
+    owner: str | None = None
     box: str | None = None
     buffer: str | None = None
     peak_memory_bytes: tuple[int, ...] = ()
@@ -180,11 +181,20 @@ def unlike(recorded: Path, result: RunResult) -> str:
 def read_result(path: Path) -> RunResult:
     """The result at `path`; raises InputError naming the file and the field that does not fit."""
     try:
-        return from_plain(RunResult, json.loads(path.read_bytes()))
+        return _checked(from_plain(RunResult, read_json(path)))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a run's result.json") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not the result of a run: {error}; give a run's result.json") from error
+
+
+def _checked(result: RunResult) -> RunResult:
+    """Raises ValueError for figures that no run has, and nobody can compute with."""
+    if len({len(one.staleness) for one in result.by_worker}) > 1:
+        raise ValueError("RunResult.by_worker has rows of staleness of different lengths")
+    if result.foreseen is not None and not result.foreseen.measured_s > 0:
+        raise ValueError(f"RunResult.foreseen.measured_s is {result.foreseen.measured_s}, not above 0")
+    return result
 
 
 def told(outcome: RunResult | BaseException | None) -> dict[str, Any]:

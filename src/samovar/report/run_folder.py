@@ -1,15 +1,17 @@
 """The folder that a run leaves behind."""
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from samovar.core.errors import InputError
 from samovar.core.files import publish_file
@@ -133,10 +135,31 @@ def run_folders_of(net_name: str, strategies: Iterable[str]) -> list[Path]:
     return [path for path, rest in rests.items() if rest in known or not rest.endswith(others)]
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, to be read. Raises OSError for a pipe of its name, whose opening would wait for a writer."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path.open("rb")
+
+
+def whole_number(digits: str) -> int:
+    """For `parse_int` of json.loads. Raises ValueError for one that figures cannot be computed with."""
+    number = int(digits)
+    if abs(number) >> 64:
+        raise ValueError(f"the number {digits[:20]}... has more than 64 bits")
+    return number
+
+
+def read_json(path: Path) -> object:
+    """The JSON in a file of a run. Raises OSError, ValueError or RecursionError."""
+    with opened(path) as file:
+        return json.load(file, parse_int=whole_number)
+
+
 def read_config(path: Path) -> object:
     """A run's configuration of any version, as JSON has it. Raises InputError."""
     try:
-        return json.loads(path.read_bytes())
+        return read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
 

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from typing import Any, Final, TypeAlias
 from samovar.core.errors import InputError
 from samovar.core.files import write_file
 from samovar.core.trace import Span
+from samovar.report.run_folder import opened
 
 STREAMS: Final = ("step", "data", "forward", "backward", "exchange", "update", "in flight")
 MAX_ARROWS: Final = 50_000
 _TIDS_PER_RANK = 10_000  # no tid is a pid, and none is another rank's
 _ZIP_LEVEL = 4
+_LARGEST_US = 1e300
 _ARROW_TIP_US = 0.001  # inside the span that it ends at
 
 Event: TypeAlias = dict[str, Any]
@@ -93,13 +96,13 @@ def read_events(path: Path) -> Sequence[Event]:
         return _events_of(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
         return ()
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is not a timeline: {error}; remove it, or record it again with --trace") from error
 
 
 @lru_cache(maxsize=4)
 def _events_of(path: Path, _changed_ns: int) -> Sequence[Event]:
-    with gzip.open(path) as file:
+    with opened(path) as zipped, gzip.open(zipped) as file:
         events: Sequence[Event] = json.load(file)["traceEvents"]
     spans = [event for event in events if event["ph"] == "X" and event["cat"] in STREAMS]
     for span in spans:
@@ -109,9 +112,10 @@ def _events_of(path: Path, _changed_ns: int) -> Sequence[Event]:
 
 def _require_drawable(span: Event) -> None:
     """Raises ValueError unless it is a span as `merge` writes them."""
-    name, is_step = span["name"], span["cat"] == "step"
-    is_named = isinstance(name, str) and (not is_step or name.removeprefix("step ").isdecimal())
-    if not (is_named and type(span["pid"]) is int and all(type(span[one]) in (int, float) for one in ("ts", "dur"))):
+    name, is_step, times = span["name"], span["cat"] == "step", (span["ts"], span["dur"])
+    is_named = isinstance(name, str) and (not is_step or re.fullmatch("step [0-9]{1,18}", name))
+    is_timed = all(type(one) in (int, float) and abs(one) < _LARGEST_US for one in times) and times[1] >= 0
+    if not (is_named and type(span["pid"]) is int and is_timed):
         raise ValueError(f"it has the span {span}")
 
 

@@ -18,12 +18,12 @@ import rich.text
 from samovar.core import units
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import says_loopback
-from samovar.report.charts import count
+from samovar.report.charts import count, is_drawable
 from samovar.report.comparison import Comparison, who_trains
-from samovar.report.history import KILLED, OPEN, UNTOLD, History, binned
+from samovar.report.history import ENDED, OPEN, UNTOLD, History, binned
 from samovar.report.page import page
 from samovar.report.tables import printable, printer, show_lines
-from samovar.report.wording import duration, number
+from samovar.report.wording import duration, number, rate
 
 _EVERY_S: Final = 0.5
 _GOING_ON: Final = (OPEN, UNTOLD)
@@ -60,7 +60,7 @@ def view(run: History, now_s: float) -> rich.console.Group:
     """The run in ten lines: progress, loss, accuracy, speed, the slow rank and the share of waiting."""
     lines = [
         rich.text.Text.assemble(
-            (printable(run.net), "bold"), f" · {who_trains(run)} · {printable(_state(run, now_s))}"
+            (printable(run.net), "bold"), printable(f" · {who_trains(run)} · {_state(run, now_s)}")
         ),
         _progress(run),
         *(_row(name, value, more) for name, value, more in _figures(run)),
@@ -69,12 +69,10 @@ def view(run: History, now_s: float) -> rich.console.Group:
 
 
 def _state(run: History, now_s: float) -> str:
-    if run.told.error:
-        return f"failed: {run.told.error}"
-    if run.state == KILLED:
-        return "ended by force"
-    if run.state not in _GOING_ON:
+    if run.state == ENDED:
         return f"ended after {units.duration(run.seconds)}"
+    if run.state not in _GOING_ON:
+        return run.state_in_words
     with contextlib.suppress(OSError):
         return f"last line {units.seconds(max(0.0, now_s - run.files.metrics.stat().st_mtime))} ago"
     return "no line yet"
@@ -92,7 +90,8 @@ def _progress(run: History) -> rich.text.Text:
 def _left(run: History, step: int, total: int) -> str:
     steps, seconds = run.steps.step, run.steps.seconds
     per_step = (seconds[-1] - seconds[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else 0.0
-    return f" · {duration((total - step) * per_step)} left" if run.state in _GOING_ON and per_step else ""
+    left_s = max(0, total - step) * per_step
+    return f" · {duration(left_s)} left" if run.state in _GOING_ON and per_step and math.isfinite(left_s) else ""
 
 
 def _figures(run: History) -> Iterator[tuple[str, str, str]]:
@@ -106,8 +105,9 @@ def _figures(run: History) -> Iterator[tuple[str, str, str]]:
     if steps.samples[-1]:
         size = max(1, len(steps.step) // _SPARKS)
         rates = [steps.rate(last - size, last) for last in range(size, len(steps.step), size)]
-        yield "samples/s", f"{run.recent_samples_per_second:,.0f}", _sparks(rates, from_zero=True)
-        yield "samples", count(steps.samples[-1]), ""
+        of = "of worker 0" if run.is_of_worker_0 else ""
+        yield "samples/s", rate(run.recent_samples_per_second), f"{_sparks(rates, from_zero=True)} {of}".rstrip()
+        yield "samples", count(steps.samples[-1]), of
     if total_s := sum(run.step_s.values()):
         shares = ", ".join(f"{kind} {seconds / total_s:.0%}" for kind, seconds in run.step_s.items())
         yield "waiting", f"{run.step_s['exchange'] / total_s:.0%}", f"of a step of {units.seconds(total_s)}: {shares}"
@@ -118,11 +118,12 @@ def _figures(run: History) -> Iterator[tuple[str, str, str]]:
 
 
 def _row(name: str, value: str, more: str) -> rich.text.Text:
-    return rich.text.Text.assemble((f"{name:<{_NAME}}", "dim"), (f"{value:>{_VALUE}}", "bold"), f"  {more}")
+    shown = (f"{name:<{_NAME}}", "dim"), (f"{printable(value):>{_VALUE}}", "bold"), f"  {printable(more)}"
+    return rich.text.Text.assemble(*shown)
 
 
 def _sparks(values: Sequence[float], *, from_zero: bool = False) -> str:
-    known = [value for value in values if math.isfinite(value)]
+    known = [value for value in values if is_drawable(value)]
     if len(known) < 2:
         return ""
     low, high = 0.0 if from_zero else min(known), max(known)
@@ -134,7 +135,7 @@ def _sparks(values: Sequence[float], *, from_zero: bool = False) -> str:
 def served(run: History, address: str, port: int) -> Iterator[str]:
     """The run's page at an address of this host meanwhile; gives its URL. Raises InputError if it cannot listen.
 
-    On loopback only requests that name this host are answered: no page of another site can read the run.
+    On loopback only requests that name this host or the address are answered: no page of another site can read the run.
     """
     lock, is_ipv6 = threading.Lock(), ":" in address
     written = f"[{address}]" if is_ipv6 else address
@@ -145,7 +146,7 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
 
     _PageServer.address_family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     try:
-        server = _PageServer((address, port), _handler(shown, says_loopback(address)))
+        server = _PageServer((address, port), _handler(shown, address))
     except OSError as error:
         raise InputError(f"--listen {written}:{port}: {error.strerror}; give a free port of this host") from error
     server.daemon_threads = True  # a connection on which nothing comes must not hold up the end
@@ -167,16 +168,18 @@ class _PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestHandler]:
+def _handler(shown: Callable[[], str], address: str) -> type[BaseHTTPRequestHandler]:
     class PageHandler(BaseHTTPRequestHandler):
         """Answers with the page, and nothing else."""
 
+        server: ThreadingHTTPServer
         timeout = 10.0
         server_version, sys_version = "samovar", ""
 
         def do_GET(self) -> None:
             host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]")  # at port 80 without one
-            if only_here and not says_loopback(host):
+            only_here = says_loopback(self.server.socket.getsockname()[0])  # a name or 127.1 leads there, too
+            if only_here and not says_loopback(host) and host.lower() != address.lower():
                 self._answer(403, "text/plain", "this page is for this host only")
             elif self.path != "/":
                 self._answer(404, "text/plain", "there is only one page here: /")

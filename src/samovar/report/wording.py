@@ -12,13 +12,13 @@ _SHOWN_RANKS = 4
 
 def start_lines(started: Started) -> list[str]:
     """The plan of the run; the first two lines name the net and its training."""
-    rate = f"lr {started.base_lr:g} ({started.lr_policy})"
+    learning_rate = f"lr {started.base_lr:g} ({started.lr_policy})"
     data = f"{started.data_name} {started.num_train_samples:,} train / {started.num_test_samples:,} test"
     workers = f"{counted(started.workers, 'worker')} x {counted(started.threads_per_worker, 'thread')}"
     batch = f"batch {started.batch_per_worker:,} each, {started.effective_batch:,} effective"
     lines = [
         " · ".join([started.net_name, counted(started.num_parameters, "parameter"), data]),
-        " · ".join([workers, batch, rate, _strategy(started)]),
+        " · ".join([workers, batch, learning_rate, _strategy(started)]),
         f"{_iterations(started)} · {pinning(started.worker_cpus)}",
     ]
     return [*lines, f"run folder {started.run_folder}"] if started.run_folder is not None else lines
@@ -36,11 +36,16 @@ def step_of(progress: Progress) -> str:
 
 def speed(progress: Progress) -> list[str]:
     """Samples per second, and the remaining time if there is some."""
-    rate = progress.samples_per_second
-    parts = [f"{rate:,.0f} samples/s" if rate >= 10 or not math.isfinite(rate) else f"{rate:.2g} samples/s"]
+    parts = [f"{rate(progress.samples_per_second)} samples/s"]
     if progress.eta_s is not None and progress.step < progress.total_steps:
         parts.append(f"{duration(progress.eta_s)} left")
     return parts
+
+
+def rate(samples_per_second: float) -> str:
+    """Whole samples, or two digits of few."""
+    is_whole = samples_per_second >= 10 or not math.isfinite(samples_per_second)
+    return f"{samples_per_second:,.0f}" if is_whole else f"{samples_per_second:.2g}"
 
 
 def test_line(tested: Tested) -> str:

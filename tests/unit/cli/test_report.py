@@ -43,6 +43,8 @@ def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
     assert asked("report", str(folder), "--out", str(other)) == 2
     assert "thesis.html exists, and is not a report; give another file" in capsys.readouterr().err
     assert other.read_text() == "years of work"
+    assert asked("report", str(folder), "--out", os.devnull) == 2
+    assert "--out /dev/null: not a regular file; give another file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

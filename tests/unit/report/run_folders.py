@@ -1,14 +1,18 @@
 """Folders of small runs, written as runs write them."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from samovar.core.plain import json_document
 from samovar.core.trace import Span
-from samovar.report.comparison import Prediction
+from samovar.report.comparison import Comparison, ForeseenRuns, Prediction
+from samovar.report.history import History
 from samovar.report.metrics import MetricsWriter
-from samovar.report.result import RunResult, WorkerFigures, write_result
+from samovar.report.page import page
+from samovar.report.result import RunResult, WorkerFigures, read_result, write_result
 from samovar.report.run_folder import RunFolder
 from samovar.report.timeline import PartHeader, merge, write_part
 
@@ -109,7 +113,10 @@ def write_trace(files: RunFolder, workers: int) -> None:
 
 
 def prediction(
-    path: Path, strategies: tuple[str, ...] = ("sync", "async-easgd"), parameters: int = NUM_PARAMETERS
+    path: Path,
+    strategies: tuple[str, ...] = ("sync", "async-easgd"),
+    parameters: int = NUM_PARAMETERS,
+    batch_size: int = BATCH,
 ) -> Path:
     """An answer of `samovar predict --json`."""
     rows = [
@@ -138,6 +145,25 @@ def prediction(
         for strategy in strategies
         for workers, speed_up in PREDICTED_SPEED_UP.items()
     ]
-    answer = {"net": "LeNet", "parameters": parameters, "cluster": "two machines", "predictions": rows}
+    batch = {"batch_size": batch_size, "shares_batch": False}
+    answer = {"net": "LeNet", "parameters": parameters, "cluster": "two machines", "predictions": rows, **batch}
     path.write_text(json_document(answer))
     return path
+
+
+def page_of(*folders: Path, foreseen: ForeseenRuns | None = None, is_live: bool = False) -> str:
+    return page(Comparison.of([History(folder).look() for folder in folders], foreseen), is_live=is_live)
+
+
+def headings(text: str) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", text)
+
+
+def verdict(text: str) -> str:
+    return re.findall("<h1>(.*?)</h1>", text)[0]
+
+
+def changed_result(folder: Path, **figures: Any) -> Path:
+    files = RunFolder(folder)
+    write_result(files.result, replace(read_result(files.result), **figures))
+    return folder

@@ -16,7 +16,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.report.console import Console, LogFile, Screen
 from samovar.report.records import Notice
-from samovar.report.wording import cpu_ranges, duration, number, pinning
+from samovar.report.wording import cpu_ranges, duration, number, pinning, rate
 from tests.terminal import read_to_end
 
 from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, VALUED, WARNING, WORKER
@@ -358,6 +358,13 @@ def test_the_middle_of_many_ranks_is_left_out() -> None:
 )
 def test_numbers(value: float, expected: str) -> None:
     assert number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples_per_second", "expected"), [(0.0432, "0.043"), (9.94, "9.9"), (9.96, "10"), (12345.6, "12,346")]
+)
+def test_few_samples_a_second_are_not_none(samples_per_second: float, expected: str) -> None:
+    assert rate(samples_per_second) == expected
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])

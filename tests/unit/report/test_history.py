@@ -1,6 +1,7 @@
 """A run as its folder says it, whole and as it grows."""
 
 import os
+import threading
 from array import array
 from contextlib import closing
 from dataclasses import replace
@@ -10,10 +11,11 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.report.console import LogFile
-from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, binned
+from samovar.report.history import ENDED, FAILED, KILLED, OPEN, UNTOLD, History, LogEnd, binned, log_end
 from samovar.report.metrics import MetricsWriter
 from samovar.report.result import read_result, write_result
 from samovar.report.run_folder import RunFolder
+from samovar.report.timeline import read_events
 from tests.unit.report.run_folders import BATCH, STEP_S, run_folder, step_lines
 
 
@@ -97,6 +99,52 @@ def test_the_result_of_a_copied_run_counts(tmp_path: Path) -> None:
         assert History(files.path).look().state == OPEN, "it is resumed now"
 
 
+def test_a_run_that_is_resumed_has_the_length_and_the_advice_of_its_own_launch(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    with closing(LogFile(files.log)) as log:
+        log.write("run folder runs/a   (result.json, metrics.jsonl)")
+    assert (log_end(files.log).total_steps, log_end(files.log).advice) == (300, "see its cpus")
+    with closing(LogFile(files.log)) as log:
+        assert log_end(files.log) == LogEnd(is_open=True), "all of it is of the launch before"
+        log.write("iterations 300 to 1,600, resumed · not pinned to cpus")
+        assert log_end(files.log) == LogEnd(1600, is_open=True)
+        log.write("step 400/1600 · loss 0.1")
+        assert log_end(files.log) == LogEnd(1600, is_open=True)
+    assert log_end(files.log) == LogEnd(1600, is_open=False), "it was ended by force, and says no advice"
+    with closing(LogFile(files.log)) as log:
+        log.write("200 iterations · not pinned to cpus")
+        log.write("where the time went: data 5%: compute-bound; try more cores")
+    assert log_end(files.log) == LogEnd(200, advice="try more cores", is_open=False)
+
+
+def test_a_log_with_too_many_digits_has_no_length(tmp_path: Path) -> None:
+    (tmp_path / "samovar.log").write_text(f"x step 5/{'9' * 5000} \n")
+    assert log_end(tmp_path / "samovar.log").total_steps is None
+
+
+@pytest.mark.parametrize("name", ["config", "metrics", "result", "log", "trace"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    path: Path = getattr(files, name)
+    path.unlink()
+    os.mkfifo(path)
+    said: list[str] = []
+
+    def look() -> None:
+        try:
+            run = History(files.path).look()
+            read_events(files.trace)
+            said.append(run.state)
+        except InputError as error:
+            said.append(str(error))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(30.0)
+    assert said, "it waits for a writer"
+    assert said == [ENDED] if name == "log" else "not a regular file" in said[0]
+
+
 def test_a_failed_run_that_is_resumed_has_not_failed(tmp_path: Path) -> None:
     """Its log ends with the old error until the ranks begin."""
     step_lines(tmp_path, 1, 20)
@@ -132,6 +180,15 @@ def test_a_line_of_several_steps_has_the_time_of_all(tmp_path: Path) -> None:
     assert History(tmp_path).look().step_s == pytest.approx(
         {"data": 0, "forward": 0.75, "backward": 0, "update": 0, "exchange": 0.25}
     )
+
+
+def test_a_line_of_a_loop_at_a_center_has_the_time_of_all_its_steps(tmp_path: Path) -> None:
+    """On a GPU it writes a line a second."""
+    with MetricsWriter(RunFolder(tmp_path).metrics) as metrics:
+        for step in (1, 101, 201):
+            metrics.write(step, "train", {"loss": 1.0, "samples": 6400, "seconds": 1.0, "forward_s": 1.0})
+        metrics.write(201, "workers", {"steps": [201, 200], "samples_per_second": [640.0, 640.0]})
+    assert sum(History(tmp_path).look().step_s.values()) == pytest.approx(0.01)
 
 
 def test_a_line_of_workers_that_do_not_wait_has_the_time_of_one_step(tmp_path: Path) -> None:
@@ -172,7 +229,12 @@ def test_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
         '{"step": 4, "kind": "train", "loss": null}',
         '{"step": 4, "kind": "train", "forward_s": 1, "last_rank": [1]}',
         '{"step": 4, "kind": "test", "loss": 1%s}' % ("0" * 400),
+        '{"step": 4, "kind": "train", "seconds": "NaN"}',
+        '{"step": 4, "kind": "train", "samples": "Infinity"}',
         '{"step": 4, "kind": "workers", "samples_per_second": [[]], "is_gone": [false]}',
+        '{"step": 4, "kind": "workers", "steps": 5}',
+        '{"step": 4, "kind": "workers", "steps": null}',
+        '{"step": 4, "kind": "workers", "steps": [4, 4], "staleness": [[1], [1, 2]]}',
     ],
 )
 def test_a_value_that_does_not_fit_is_named(tmp_path: Path, line: str) -> None:

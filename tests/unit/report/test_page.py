@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import re
 from dataclasses import replace
@@ -14,13 +15,12 @@ import pytest
 
 import samovar.report
 from samovar.core.errors import InputError
-from samovar.report.comparison import Comparison, ForeseenRuns, read_foreseen
+from samovar.report.comparison import read_foreseen
 from samovar.report.console import LogFile
-from samovar.report.history import History
-from samovar.report.page import page
-from samovar.report.result import Foreseen, read_result, write_result
+from samovar.report.metrics import MetricsWriter
+from samovar.report.result import read_result, write_result
 from samovar.report.run_folder import RunFolder
-from tests.unit.report.run_folders import BATCH, STEP_S, prediction, run_folder, step_lines
+from tests.unit.report.run_folders import BATCH, STEP_S, headings, page_of, prediction, run_folder, step_lines, verdict
 
 VOID = {"meta", "input"}
 
@@ -54,18 +54,6 @@ class Balanced(HTMLParser):
         self.words.append(data)
 
 
-def page_of(*folders: Path, foreseen: ForeseenRuns | None = None, is_live: bool = False) -> str:
-    return page(Comparison.of([History(folder).look() for folder in folders], foreseen), is_live=is_live)
-
-
-def headings(text: str) -> list[str]:
-    return re.findall("<h2>(.*?)</h2>", text)
-
-
-def verdict(text: str) -> str:
-    return re.findall("<h1>(.*?)</h1>", text)[0]
-
-
 def test_a_run(tmp_path: Path) -> None:
     text = page_of(run_folder(tmp_path / "run"))
     found = Balanced(text)
@@ -78,6 +66,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert "waiting for the exchange 3 ms" in text
     assert "2 workers with sync: step 1 to 3" in text
     assert "<td>1.72 MB</td>" in text
+    assert "predicted, busiest worker" not in text
 
 
 def test_a_run_that_was_stopped_before_a_test_did_not_reach_the_accuracy_of_its_start(tmp_path: Path) -> None:
@@ -87,6 +76,35 @@ def test_a_run_that_was_stopped_before_a_test_did_not_reach_the_accuracy_of_its_
     other = run_folder(tmp_path / "other", workers=1)
     assert "time to 96.67%" in page_of(other, run_folder(tmp_path / "whole"))
     assert "time to " not in page_of(files.path, other), "one of them reached none"
+
+
+def test_a_loop_at_a_center_shows_whose_samples_it_counts(tmp_path: Path) -> None:
+    for name in ("center", "sync"):
+        (tmp_path / name).mkdir()
+        step_lines(tmp_path / name, 1, 50)
+    with MetricsWriter(RunFolder(tmp_path / "center").metrics, 50) as metrics:
+        metrics.write(50, "workers", {"steps": [50, 49], "samples_per_second": [3.0, 1.5], "is_gone": [False, False]})
+    text = page_of(tmp_path / "center")
+    assert "Samples per second of worker 0, by samples of worker 0. " in text
+    assert "Samples per second of worker 0 in center, by samples" in page_of(tmp_path / "center", tmp_path / "sync")
+    assert "worker 0," not in page_of(tmp_path / "sync")
+
+
+def test_curves_have_their_figures_in_a_table(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 60)
+    found = re.search(r'aria-label="Curves as a table".*?</table>', page_of(tmp_path))[0]
+    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", found)[1:]]
+    assert len(rows) == 12
+    assert rows[-1] == ["60", "600 ms", "0.0397", "7,680", "12,800"], "means over neighbouring steps"
+
+
+def test_the_lines_of_many_runs_differ(tmp_path: Path) -> None:
+    folders = [tmp_path / f"{number:02}" for number in range(20)]
+    for folder in folders:
+        folder.mkdir()
+        step_lines(folder, 1, 2)
+    looks = re.findall(r"<li>(<svg.*?</svg>)", re.search('<ul class="legend">.*?</ul>', page_of(*folders))[0])
+    assert len(looks) == len(set(looks)) == 20
 
 
 def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
@@ -101,16 +119,8 @@ def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
     assert "<td>-10%</td>" in text, "measured against predicted"
     assert "sync, predicted: 1 to 3.5" in text
     assert "async-easgd, measured: 1.9" in text
+    assert '<th scope="col">predicted, busiest worker</th>' in text
     assert '<th scope="row">2 workers with async-easgd</th><td>10.0%</td><td>60.0%</td>' in text
-
-
-def test_runs_of_different_nets_are_not_set_against_each_other(tmp_path: Path) -> None:
-    folders = [run_folder(tmp_path / str(workers), workers=workers) for workers in (1, 2)]
-    other = RunFolder(folders[0])
-    write_result(other.result, replace(read_result(other.result), net_parameters=5))
-    assert verdict(page_of(*folders)).startswith("2 workers with sync is the fastest of 2 runs: 10,944 samples/s, and")
-    with pytest.raises(InputError, match="the prediction is of LeNet, and a run trained another net"):
-        page_of(folders[1], foreseen=read_foreseen(prediction(tmp_path / "p.json", parameters=6)))
 
 
 def test_a_resumed_run_sent_the_bytes_of_its_own_steps(tmp_path: Path) -> None:
@@ -130,15 +140,6 @@ def test_workers_that_do_not_wait_sent_the_bytes_of_their_own_steps(tmp_path: Pa
     assert f"<td>{1.72432 * 400:.0f} MB</td>" in page_of(files.path)
 
 
-def test_a_run_that_knows_its_own_prediction(tmp_path: Path) -> None:
-    files = RunFolder(run_folder(tmp_path / "run"))
-    own = Foreseen(
-        cluster="here", net="LeNet", strategy="sync", workers=2, predicted_s=0.012, measured_s=0.01, profile="timed"
-    )
-    write_result(files.result, replace(read_result(files.result), foreseen=own))
-    assert verdict(page_of(files.path)).endswith("at 10,944 samples/s, 20% more than predicted.")
-
-
 def test_names_from_files_are_only_text(tmp_path: Path) -> None:
     name = "<script>alert(1)</script>"
     text = page_of(run_folder(tmp_path / "run", f"sync'\"{name}", net=name))
@@ -156,18 +157,6 @@ def test_a_run_that_trains(tmp_path: Path) -> None:
     assert "fetch(location.href" in text
 
 
-def test_loops_that_count_no_samples_have_no_rate(tmp_path: Path) -> None:
-    for name in ("slow", "fast"):
-        (tmp_path / name).mkdir()
-        step_lines(tmp_path / name, 1, 50, batch=0)
-    text = page_of(tmp_path / "slow", tmp_path / "fast")
-    assert verdict(text).startswith("2 runs without a rate, so none is the fastest")
-    assert "samples/s" not in text
-    text = page_of(tmp_path / "slow")
-    assert verdict(text).endswith("are at step 50, with loss 0.0460.")
-    assert "samples/s" not in text
-
-
 def test_a_run_that_was_ended_by_force(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 50)
     LogFile(RunFolder(tmp_path).log).close()
@@ -178,7 +167,9 @@ def test_a_run_that_was_ended_by_force(tmp_path: Path) -> None:
 
 def test_a_run_without_a_step(tmp_path: Path) -> None:
     RunFolder(tmp_path).config.write_text("{}")
-    assert "workers have not made a step yet." in page_of(tmp_path)
+    text = page_of(tmp_path)
+    assert "workers have not made a step yet." in text
+    assert "Learning" not in headings(text)
 
 
 def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
@@ -189,6 +180,13 @@ def test_a_loss_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert not re.search(r'd="[^"]*(nan|inf)', text)
 
 
+@pytest.mark.parametrize("losses", [("1", "1.7e308"), ("-1.7e308", "1.7e308"), ("5e-324", "1e300")])
+def test_a_loss_at_the_edge_of_floats_does_not_keep_the_others_from_a_page(tmp_path: Path, losses: Any) -> None:
+    with RunFolder(tmp_path).metrics.open("w") as file:
+        file.writelines(f'{{"step": {n}, "kind": "train", "loss": {v}}}\n' for n, v in enumerate((*losses, "2"), 1))
+    assert not re.search(r'd="[^"]*(nan|inf)', page_of(tmp_path))
+
+
 def test_a_loss_that_stays_the_same_but_for_rounding(tmp_path: Path) -> None:
     """Means of 2 and of 3 lines with this loss differ in the last bit."""
     with RunFolder(tmp_path).metrics.open("w") as file:
@@ -196,15 +194,22 @@ def test_a_loss_that_stays_the_same_but_for_rounding(tmp_path: Path) -> None:
     assert "Loss" in page_of(tmp_path)
 
 
-@pytest.mark.parametrize("rest", [b"", b"\xff" * 200])
-def test_a_timeline_that_is_broken(tmp_path: Path, rest: bytes) -> None:
+@pytest.mark.parametrize("rest", [b"", b"\xff" * 200, None])
+def test_a_timeline_that_is_broken(tmp_path: Path, rest: bytes | None) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
-    files.trace.write_bytes(files.trace.read_bytes()[:50] + rest)
+    is_deep = rest is None
+    files.trace.write_bytes(gzip.compress(b"[" * 100_000) if is_deep else files.trace.read_bytes()[:50] + rest)
     with pytest.raises(InputError, match=r"is not a timeline: .*; remove it, or record it again with --trace"):
         page_of(files.path)
 
 
-@pytest.mark.parametrize("changed", [{"name": "step <b>"}, {"dur": "long"}, {"pid": "<script>"}, {"ts": None}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"name": "step <b>"}, {"name": "3"}, {"dur": "long"}, {"dur": -1.0}, {"dur": math.nan}),
+        *({"pid": "<script>"}, {"ts": None}, {"ts": 10**400}),
+    ],
+)
 def test_a_timeline_of_another_program(tmp_path: Path, changed: dict[str, Any]) -> None:
     files = RunFolder(run_folder(tmp_path / "run"))
     step = {"ph": "X", "cat": "step", "name": "step 3", "pid": 0, "tid": 1, "ts": 0.0, "dur": 1.0}
@@ -220,12 +225,11 @@ def test_a_timeline_of_another_program(tmp_path: Path, changed: dict[str, Any]) 
                 page_of(files.path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"net": "n", "cluster": "c", "predictions": []}'])
-def test_a_file_that_is_not_a_prediction(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match=r"is not a prediction: .*; give a file of samovar predict --json"):
-        read_foreseen(path)
+def test_steps_that_took_no_time_have_no_timeline(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    step = {"ph": "X", "cat": "step", "name": "step 3", "pid": 0, "tid": 1, "ts": 1.0, "dur": 0}
+    files.trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [step]}).encode()))
+    assert "Timeline" not in headings(page_of(files.path))
 
 
 def schemes() -> list[dict[str, str]]:

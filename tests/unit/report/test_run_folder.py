@@ -8,15 +8,19 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from samovar.core.errors import InputError
+from samovar.core.plain import to_plain
 from samovar.report.metrics import MetricsWriter, read_metrics
-from samovar.report.result import read_result, write_result
+from samovar.report.result import Foreseen, read_result, write_result
 from samovar.report.run_folder import create_run_folder, write_json_atomic
 
-from .examples import RESULT
+from .examples import RESULT, WORKER
+
+FORESEEN = Foreseen(cluster="c", net="n", strategy="sync", workers=2, predicted_s=1.0, measured_s=0.0, profile="timed")
 
 NOW = datetime(2026, 11, 20, 14, 12)
 
@@ -129,6 +133,26 @@ def test_a_result_comes_back(tmp_path: Path) -> None:
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        read_result(tmp_path / "result.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"samples": 10**400}, "result.json is not the result of a run: the number 10000000000000000000... has more"),
+        ({"workers": -(10**20)}, "has more than 64 bits; give a run's result.json"),
+        (
+            {"by_worker": [to_plain(replace(WORKER, staleness=row)) for row in ((1,), (1, 2))]},
+            "has rows of staleness of different lengths",
+        ),
+        ({"foreseen": to_plain(FORESEEN)}, "foreseen.measured_s is 0.0, not above 0"),
+    ],
+)
+def test_figures_that_no_run_has_are_refused(tmp_path: Path, changed: dict[str, Any], complaint: str) -> None:
+    values = to_plain(RESULT)
+    del values["run_folder"]
+    (tmp_path / "result.json").write_text(json.dumps({**values, **changed}))
     with pytest.raises(InputError, match=complaint):
         read_result(tmp_path / "result.json")
 

@@ -1,6 +1,7 @@
 """A run while it trains: its lines for the terminal, and its page on this host."""
 
 import io
+import re
 import shutil
 import socket
 import struct
@@ -56,10 +57,34 @@ def test_the_view_of_a_loop_that_counts_no_samples(tmp_path: Path) -> None:
     assert "samples" not in shown(History(tmp_path).look())
 
 
+def test_the_view_of_a_loop_at_a_center_says_whose_samples_it_counts(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 20)
+    with MetricsWriter(RunFolder(tmp_path).metrics, 20) as metrics:
+        metrics.write(20, "workers", {"steps": [20, 19], "samples_per_second": [3.0, 1.5], "is_gone": [False, False]})
+    text = shown(History(tmp_path).look())
+    assert re.search(r"samples/s +4.5  ▁?[▂-█]+ of worker 0\n", text)
+    assert re.search(r"samples +2.56k  of worker 0\n", text)
+
+
+def test_losses_at_the_edge_of_floats_have_a_view(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 3)
+    with RunFolder(tmp_path).metrics.open("a") as file:
+        file.writelines(
+            f'{{"step": {n}, "kind": "train", "loss": {loss}}}\n' for n, loss in ((4, -1.7e308), (5, 1.7e308))
+        )
+    assert "1.7e+308" in shown(History(tmp_path).look())
+
+
 def test_a_net_whose_name_would_steer_the_terminal(tmp_path: Path) -> None:
-    text = shown(History(run_folder(tmp_path / "run", net="a\x1b[31mb")).look())
-    assert "a\\x1b[31mb" in text
+    files = RunFolder(run_folder(tmp_path / "run", "sync\x1b[2J", net="a\x1b[31mb"))
+    files.log.write_text("x where the time went: data 5%: compute-bound; see\x1b]0;me\x07\n")
+    text = shown(History(files.path).look())
+    for said in ("a\\x1b[31mb", "with sync\\x1b[2J", "see\\x1b]0;me\\x07"):
+        assert said in text
     assert "\x1b" not in text
+    files.result.unlink()
+    files.config.write_text('{"workers": 2, "strategy": {"name": "sync\\ud800"}}')
+    assert "with sync\\ud800 " in shown(History(files.path).look())
 
 
 def test_the_time_left_is_that_of_the_steps_of_this_process(tmp_path: Path) -> None:
@@ -71,6 +96,8 @@ def test_the_time_left_is_that_of_the_steps_of_this_process(tmp_path: Path) -> N
     with closing(LogFile(files.log)) as log:
         log.write("step 950/1000 · loss 0.01")
         assert "step 950/1,000 · 1:40 left" in shown(History(tmp_path).look())
+        log.write("step 900/900 · loss 0.01")
+        assert "step 950/900 · 0:00 left" in shown(History(tmp_path).look())
 
 
 def test_a_run_that_has_ended_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +149,15 @@ def test_the_page_is_served_and_follows_the_run(tmp_path: Path) -> None:
         RunFolder(tmp_path).metrics.write_text("no line\n")
         code, text = answer(url)
         assert (code, "is not JSON" in text) == (500, True)
+
+
+@pytest.mark.parametrize("address", ["127.1", "2130706433"])
+def test_an_address_that_leads_to_loopback_is_for_this_host_only(tmp_path: Path, address: str) -> None:
+    step_lines(tmp_path, 1, 2)
+    with served(History(tmp_path), address, 0) as url:
+        here = url.replace(address, LOOPBACK)
+        assert answer(here, "a.name.of.another.site") == (403, "this page is for this host only")
+        assert [answer(here, host)[0] for host in (None, f"{address}:80")] == [200, 200]
 
 
 def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
