@@ -51,8 +51,10 @@ def test_train_compares_several_workers_with_one(tmp_path: Path, digits: Path, s
     alone = succeed(*common, "--workers", 1, "--out", "one", folder=tmp_path)
     assert "predicted" not in alone.output
     ended = succeed(*common, "--workers", 2, "--out", "two", folder=tmp_path)
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert result["owner"] == ("parts" if strategy == "sync" else None), "a prediction takes it from here"
     assert_predicted("(layers a run with one worker)", ended.output, others)
-    foreseen = json.loads((tmp_path / "two" / "result.json").read_text())["foreseen"]
+    foreseen = result["foreseen"]
     assert foreseen["measured_s"] > 0 < foreseen["predicted_s"]
     shown = succeed("predict", "--solver", solver, "--workers", 2, "--strategy", strategy, folder=tmp_path)
     assert "in 1 runs on this kind of cluster" in shown.output

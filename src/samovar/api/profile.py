@@ -243,6 +243,8 @@ def compare(
     subject = _subject(model)
     if subject is None or (config.takes_factors and matrix_names(dict(model.named_parameters()), config)):
         return  # a prediction moves whole gradients
+    if config.may_stop_compressing:
+        return  # a trial chose, and its steps are in the mean
     if config.is_async:
         if len(rates) < workers or not batch_size or min(rates) <= 0:
             return

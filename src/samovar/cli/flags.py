@@ -108,10 +108,13 @@ class LargeBatchFlags(NamedTuple):
     warm_up_steps: Annotated[int | None, WORKERS("N", _WARM_UP, hidden=True)] = None
 
 
+Collective = Annotated[str, SHARING("NAME", _COLLECTIVE, choices=COLLECTIVES, hidden=True)]
+
+
 class PlanFlags(NamedTuple):
     """By which plan gradients are summed, and how they travel."""
 
-    collective: Annotated[str, SHARING("NAME", _COLLECTIVE, choices=COLLECTIVES, hidden=True)] = AUTO
+    collective: Collective = AUTO
     transport: Annotated[str, SHARING("NAME", _TRANSPORT, choices=(AUTO, *LIBRARIES), hidden=True)] = AUTO
     calibration: Annotated[Path | None, SHARING("FILE", _CALIBRATION, hidden=True)] = None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import OUTPUT, HelpAll, Quiet, gathered, load
+from samovar.cli.command import OUTPUT, HelpAll, gathered, load
 from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.collectives.cost import require_messages
@@ -32,6 +32,8 @@ from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.report.tables import print_json
 from samovar.report.wording import counted
 from samovar.strategies.catalog import asked_for
+from samovar.strategies.settings import FACTORS
+from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings
 
 ALL = "all"
@@ -44,6 +46,7 @@ _RECIPE = f"auto: as `samovar train`; shares the batch. Default: {NONE}."
 _PER_WORKER, _GLOBAL = BATCH_MODES
 _BATCH_MODE = f"per-worker, or global: all share the batch. Default: {_PER_WORKER}."
 _STRATEGY = "all, or names with commas."
+_CALIBRATION = "A record of `samovar doctor`, for the cluster `here`. Default: what it kept last."
 
 
 class NetFlags(NamedTuple):
@@ -66,6 +69,7 @@ class ClusterFlags(NamedTuple):
     cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names(), show_default=False)] = HERE
     workers: Annotated[str, flags.WORKERS("RANGE", _WORKERS)] = "1..16"
     threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True, min=1)] = None
+    calibration: Annotated[Path | None, flags.WORKERS("FILE", _CALIBRATION, hidden=True)] = None
 
 
 class AnswerFlags(NamedTuple):
@@ -85,9 +89,9 @@ def _predict(
     on: ClusterFlags,
     strategy: Annotated[str, flags.SHARING("NAMES", _STRATEGY)] = ALL,
     settings: Mapping[str, object],
-    plan: flags.PlanFlags,
+    collective: flags.Collective = AUTO,
     answer: AnswerFlags,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, OUTPUT("", "Do not tell what is simulated now.", "--quiet")] = False,
     _help_all: HelpAll = False,
 ) -> None:
     """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
@@ -95,10 +99,11 @@ def _predict(
     for module, is_needed in {"sklearn": answer.learn, "matplotlib": answer.pictures is not None}.items():
         if is_needed:  # said before minutes of work
             require_optional(module)
-    question = _question(net, on, names, settings, plan)
+    question = _question(net, on, names, settings, collective)
     workers, cluster, profile = question.workers, question.cluster, question.profile
-    is_told = sys.stderr.isatty() and not (quiet or answer.as_json)
-    tell = _tell if is_told else lambda *_: None
+    tell = _tell if sys.stderr.isatty() and not (quiet or answer.as_json) else lambda *_: None
+    if answer.layers:
+        _require_outputs(profile)
     # It raises before anything is simulated.
     subjects = subjects_for(question, load("samovar.predict.digits").digits_for) if answer.learn else None
     found = predicted(question, tell)
@@ -123,27 +128,26 @@ def _predict(
 def predict(words: Sequence[str]) -> Callable[..., None]:
     """The command, with a flag for each setting of the known strategies; `words` may bring one more strategy."""
     own_strategy(words)
-    groups: dict[str, Any] = {"net": NetFlags, "on": ClusterFlags, "plan": flags.PlanFlags, "answer": AnswerFlags}
-    return gathered(_predict, settings=settings_of_strategies(), **groups)
+    groups: dict[str, Any] = {"net": NetFlags, "on": ClusterFlags, "answer": AnswerFlags}
+    settings = [one for one in settings_of_strategies() if one.name != FACTORS.name]  # gradients are simulated whole
+    return gathered(_predict, settings=settings, **groups)
 
 
 def _question(
-    net: NetFlags, on: ClusterFlags, names: tuple[str, ...], settings: Mapping[str, object], plan: flags.PlanFlags
+    net: NetFlags, on: ClusterFlags, names: tuple[str, ...], settings: Mapping[str, object], collective: str
 ) -> Question:
     kept = Kept(state_folder()).machine() or NOMINAL
-    record = kept if plan.calibration is None else CalibrationRecord.load(plan.calibration)
+    record = kept if on.calibration is None else CalibrationRecord.load(on.calibration)
     cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
     if cluster.num_nodes(workers[-1]) > 1:
-        require_messages(plan.collective)
-    fitting = _checked(names, plan.collective, settings)
+        require_messages(collective)
+    fitting = _checked(names, collective, settings)
     profile, samples, passes = _profile(net, cluster, on.threads_per_worker)
     require_choice("--recipe", net.recipe, RECIPES)
-    if plan.transport != AUTO:
-        raise InputError(f"--transport {plan.transport}: the cluster says how bytes travel; leave it out")
     has_recipes = net.recipe != NONE
     batch, is_shared = net.batch or passes * profile.batch_size, has_recipes or _is_global(net.batch_mode)
     trained_on = _samples(net, samples)
-    asked = (names, batch, is_shared, plan.collective, fitting, trained_on, has_recipes)
+    asked = (names, batch, is_shared, collective, fitting, trained_on, has_recipes)
     return Question(profile, cluster, workers, *asked)
 
 
@@ -165,20 +169,27 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
         threads = max(1, num_available_cpus() // cluster.node.workers)
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
-    timed, samples, passes, is_adaptive = nets.net_profile(
-        given[0], net.solver is not None, batch, threads, is_timed, net.shape or ()
-    )
-    return replace(profile_of(timed), is_adaptive=is_adaptive), samples, passes
+    timed, training = nets.net_profile(given[0], net.solver is not None, batch, threads, is_timed, net.shape or ())
+    profile = replace(profile_of(timed), is_adaptive=training.is_adaptive, divides_updates=not training.clips)
+    return profile, training.samples, training.passes
 
 
 def _samples(net: NetFlags, solvers: int | None) -> float | None:
     if (net.epochs is None) != (net.epoch_samples is None):
         raise InputError("--epochs and --epoch-samples go together: how often, and how many samples")
-    if net.epochs == math.inf:
-        raise InputError("--epochs inf: give a number")
+    if net.epochs is not None and not 0 < net.epochs < math.inf:
+        raise InputError(f"--epochs {net.epochs:g}: give a number above 0")
     if net.epochs is None or net.epoch_samples is None:
         return None if solvers is None else float(solvers)
     return net.epochs * net.epoch_samples
+
+
+def _require_outputs(profile: Profile) -> None:
+    unknown = [layer.name for layer in profile.layers if layer.num_parameters and not layer.activation_bytes]
+    if unknown:
+        raise InputError(
+            f"--layers: {profile.net}: layer {unknown[0]!r} lacks its activation_bytes; add the size of its output"
+        )
 
 
 def _is_global(mode: str) -> bool:
@@ -207,9 +218,9 @@ def _checked(names: Sequence[str], collective: str, settings: Mapping[str, objec
         kind = KINDS.get(name)
         own = {key: value for key, value in given.items() if kind is None or kind.traits.setting(key) is not None}
         config = asked_for(name, collective, own)
-        if config.takes_factors:
-            raise InputError(f"--factors {config.factors}: predictions are of whole gradients; leave it out")
         found |= {key: config[key] for key in own if config[key] is not None}
+        if BUCKET.name in own and not config.automatic_buckets:
+            found[BUCKET.name] = config.bucket_size_bytes  # None is the whole model
     if unused := [key for key in given if not any(KINDS[name].traits.setting(key) for name in names)]:
         flag = declared_settings()[unused[0]][0].flag
         raise InputError(f"{flag}: none of {', '.join(names)} has this setting; leave it out")

@@ -14,7 +14,7 @@ from samovar.predict.prediction import COMPUTATION, Question, Verdict
 from samovar.predict.work import LayerVolume
 from samovar.report.comparison import Prediction
 from samovar.report.tables import printer, show_facts, show_lines, show_table
-from samovar.report.wording import counted
+from samovar.report.wording import counted, rate
 
 _MOST_COLUMNS = 12
 _BY_RECIPE = "by each strategy's recipe, as in samovar train"
@@ -66,7 +66,8 @@ def show_prediction(shown: Shown) -> None:
     console, question = printer(), shown.question
     show_lines(console, *_heading(question), "")
     show_table(console, "speed-up against one worker (simulated)", *_speed_ups(shown))
-    show_lines(console, "")
+    left_out = question.workers[:-_MOST_COLUMNS]
+    show_lines(console, *([f"  --json also has {', '.join(map(str, left_out))}"] if left_out else []), "")
     most = question.workers[-1]
     last, together = [one for one in _in_order(shown) if one.workers == most], counted(most, "worker")
     show_table(console, f"a step with {together} (simulated)", *_steps(question, last))
@@ -124,7 +125,7 @@ def _steps(question: Question, last: Sequence[Prediction]) -> tuple[Sequence[str
     is_priced, rows = any(one.price is not None for one in last), []
     for one in last:
         seconds = (one.step_s, one.forward_s + one.backward_s + one.update_s, one.slower_s, one.exchange_s)
-        row = [one.strategy, f"{one.samples_per_s:,.0f}", f"{one.efficiency:.0%}", *map(units.seconds, seconds)]
+        row = [one.strategy, rate(one.samples_per_s), f"{one.efficiency:.0%}", *map(units.seconds, seconds)]
         row.append(units.size(one.bytes_per_step))
         row += [units.duration(3600 * (one.hours or 0))] if question.samples is not None else []
         rows.append([*row, *([f"{one.price or 0:,.2f}"] if is_priced else []), one.limit])
@@ -177,11 +178,16 @@ def _cut(row: Prediction) -> str:
 
 
 def _ending(verdict: Verdict, most: int) -> str:
+    dips, workers = ", ".join(map(str, verdict.less_with)), counted(most, "worker")
     if verdict.ends_at is not None:
-        return f"less than half of ideal from {verdict.ends_at} workers on: {verdict.limit}"
-    if verdict.limit == COMPUTATION:
-        return f"no limit up to {counted(most, 'worker')}"
-    return f"half of ideal or more up to {counted(most, 'worker')}; it waits for {verdict.limit}"
+        also = f", also with {dips}" if dips else ""
+        return f"less than half of ideal from {verdict.ends_at} workers on{also}: {verdict.limit}"
+    if verdict.limit == COMPUTATION and not dips:
+        return f"no limit up to {workers}"
+    reach = f"with {workers}, less with {dips}" if dips else f"up to {workers}"
+    return f"half of ideal or more {reach}" + (
+        "" if verdict.limit == COMPUTATION else f"; it waits for {verdict.limit}"
+    )
 
 
 def _plans(plans: Sequence[PlanCost]) -> tuple[Sequence[str], list[list[str]], list[bool]]:

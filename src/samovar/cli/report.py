@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.report.comparison import Comparison, read_foreseen
 from samovar.report.history import History
 from samovar.report.page import MARK, page
-from samovar.report.run_folder import RunFolder, write_atomic
+from samovar.report.run_folder import RunFolder, opened, write_atomic
 from samovar.report.tables import printer, show_lines
 from samovar.report.watching import served, watch
 from samovar.transports.tcp_listen import parse_address
@@ -47,7 +47,7 @@ def report(
 def _require_own(path: Path) -> None:
     """An older report is replaced, and nothing else is."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             is_own = file.read(len(MARK)) == MARK.encode()
     except FileNotFoundError:
         return

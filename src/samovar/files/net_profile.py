@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -11,26 +12,37 @@ from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.files.inspection_nets import parse_shape
 from samovar.frontends.caffe.costs import NetTimer, layer_counts
-from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source, sized
+from samovar.frontends.caffe.definition import load_net, load_source, sized
 from samovar.frontends.caffe.net import CaffeNet, build_net
-from samovar.frontends.caffe.solver import load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.frontends.caffe.spec import Shape
 from samovar.report.records import LayerTime, Timed
 
 _MEASURED_S, _MOST_PASSES = 1.0, 20
 
 
+class Training(NamedTuple):
+    """The samples of the whole training, if known, and of a step the passes (iter_size) whose gradients make it.
+
+    With `is_adaptive` the solver divides steps by the size of gradients. With `clips` it needs whole gradients.
+    """
+
+    samples: int | None = None
+    passes: int = 1
+    is_adaptive: bool = False
+    clips: bool = False
+
+
 def net_profile(
     path: Path, is_solver: bool, batch_size: int | None, threads: int | None, is_timed: bool, shapes: Sequence[str] = ()
-) -> tuple[Timed, int | None, int, bool]:
-    """The training net's layers for its batch, or `batch_size`.
+) -> tuple[Timed, Training]:
+    """The training net's layers for its batch, or `batch_size`, and what a solver says.
 
-    Also the samples that the solver trains on, if known, the passes (iter_size) whose gradients make one step, and
-    whether the solver divides steps by the size of gradients.
     Passes are timed as `samovar time` does it, on random numbers, for about a second; without `is_timed` none is made.
     `shapes` are those of inputs whose data is not here, as `samovar inspect` takes them. Raises InputError.
     """
-    definition, steps, passes, is_adaptive = _definition(path, is_solver)
+    solver = load_solver(path) if is_solver else None
+    definition = load_net(path) if solver is None else load_source(solver.net)
     given = dict(map(parse_shape, shapes))
     definition, sizes = sized(definition, "TRAIN", given, None)
     batch = own_batch = next((shape[0] for shape in sizes.values() if shape), 0)
@@ -46,16 +58,13 @@ def net_profile(
     if is_timed:
         _time(timer, _random_inputs(net, sizes, batch))
     name = net.name or path.stem
-    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch, passes, is_adaptive
+    return _as_record(name, batch, net, timer), Training() if solver is None else _training(solver, own_batch)
 
 
-def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None, int, bool]:
-    """The net, the passes of the whole training, those of a step, and whether the solver is adaptive."""
-    if not is_solver:
-        return load_net(path), None, 1, False
-    solver = load_solver(path)
+def _training(solver: CaffeSolver, batch: int) -> Training:
     passes = solver.iter_size
-    return load_source(solver.net), solver.max_iter * passes, passes, solver.is_adaptive
+    clips = solver.clip_gradients is not None
+    return Training(solver.max_iter * passes * batch, passes, solver.is_adaptive, clips)
 
 
 def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:

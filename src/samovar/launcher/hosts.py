@@ -16,7 +16,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.files import passing_folder
 from samovar.core.plain import to_plain
 from samovar.formats.caffe.text import read_text
-from samovar.frontends.caffe.solver import NetSource, learned_net, load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, NetSource, learned_net, load_solver
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.launch.identity import own_key_file
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
@@ -106,8 +106,8 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
     for flag, is_given in (("--snapshot", has_snapshot), ("--replay", config.replay is not None)):
         settings[flag] = "yes" if is_given else "no"
-    of_solver = load_solver(config.model).named_weights if config.job == "train" else ()
-    settings["--weights"] = counted(len(config.weights or of_solver), "file")
+    solver = load_solver(config.model) if config.job == "train" or (config.job == "time" and config.is_solver) else None
+    settings["--weights"] = counted(len(config.weights or (solver.named_weights if solver else ())), "file")
     return HostHello(
         place.number,
         socket.gethostname(),
@@ -117,7 +117,7 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
         config.oversubscribed,
         own_versions(),
         settings,
-        _digest(config),
+        _digest(config, solver),
     )
 
 
@@ -132,11 +132,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return plain
 
 
-def _digest(config: RunConfig) -> str:
+def _digest(config: RunConfig, solver: CaffeSolver | None) -> str:
     """Of the solver and its nets, without the places of files, and of a strategy of the user's own."""
     nets, texts = [NetSource(config.model, "")], []
-    if config.job == "train" or (config.job == "time" and config.is_solver):
-        solver = load_solver(config.model)
+    if solver is not None:
         nets = [solver.net, *(test.source for test in solver.test_nets)]
         texts = [str(read_text(solver.path, "SolverParameter", FOREIGN_FIELDS).message)]  # a field on each line
     texts += [str(net.read().message) for net in nets]

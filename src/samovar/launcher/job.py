@@ -291,6 +291,8 @@ def _with_foresight(config: RunConfig, result: RunResult, busy: float) -> RunRes
         config.calibration,
         busy,
         result.net_unlearned,
+        result.is_compressed,
+        result.owner,
     )
     return replace(result, foreseen=foreseen(ran))
 

@@ -19,7 +19,7 @@ _Part = TypeVar("_Part")
 _PORTS = {"duplex": Ports.DUPLEX, "half-duplex": Ports.SHARED, "unlimited": Ports.UNLIMITED}
 FIRST_NODE, OWN_NODES = "first node", "own nodes"
 _MOST_BYTES = 1 << 16  # of a file that describes a machine
-_MOST, _MOST_WHOLE, _MOST_SERVERS = 1e15, 1 << 20, 1 << 12
+_MOST, _MOST_WHOLE, _MOST_WORKERS = 1e15, 1 << 20, 1 << 12
 _MOST_OF: Mapping[str, str] = {units.SECONDS: "1 h", units.SHARE: "10000 %"}  # a clock of 64 bits still has its ns
 _NEEDED: Mapping[str, Mapping[str, str]] = {
     "rack": dict.fromkeys(("oversubscription", "latency"), "nodes"),
@@ -54,7 +54,7 @@ class WorkerSpec:
     speed: float | None = _of(units.SPEED, None, 1.0)
     memory: float = _of(units.BANDWIDTH, math.inf, 1.0)
     jitter: float = _of(units.SHARE, 0.0)
-    slow_every: int = _number(0, 0)
+    slow_every: int = _number(0, 1, _MOST_WORKERS)
     slow_factor: float = _number(1.0, 1e-3)
     crowded_factor: float = _number(1.0, 1.0)
     spare_core: bool = True
@@ -96,7 +96,7 @@ class NetworkSpec:
 class RackSpec:
     """Racks of `nodes`, whose uplink has the bandwidth of all its nodes, divided by `oversubscription`."""
 
-    nodes: int = _number(0, 0)
+    nodes: int = _number(0, 1)
     oversubscription: float = _number(1.0, 1e-3)
     latency: float = _of(units.SECONDS, 0.0)
 
@@ -106,7 +106,7 @@ class ServerSpec:
     """The center of strategies that have one, divided over `count` servers with this `memory`."""
 
     place: str = _choice(FIRST_NODE, FIRST_NODE, OWN_NODES)
-    count: int = _number(1, 1, _MOST_SERVERS)
+    count: int = _number(1, 1, _MOST_WORKERS)
     memory: float = _of(units.BANDWIDTH, 10e9, 1.0)
 
 

@@ -52,7 +52,7 @@ def foreseen_of(ran: Ran, profile: Profile, machine: CalibrationRecord) -> Fores
     plan = ran.collective if ran.collective in ALL_REDUCE_NAMES else None
     fastest = plans_for(cluster, ran.workers).fastest
     lengths = _lengths(work.segments, ran.bucket_sizes_bytes)
-    config = ran.strategy
+    config = ran.sharing
     if lengths is not None:
         config = replace(config, bucket_size_bytes=None, automatic_buckets=True)
     choice = SharingChoice(config, (lambda _: plan) if plan else fastest, lengths)

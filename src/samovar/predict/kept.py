@@ -5,10 +5,11 @@ All are JSON files in one folder of the user. A file that is damaged counts as m
 
 import importlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,8 @@ from samovar.report.profile import Profile, load_profile
 from samovar.report.result import Foreseen
 from samovar.report.run_folder import write_json_atomic
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.sync import OWNERS
+from samovar.strategies.traits import NONE
 
 _MOST_PROFILES, _MOST_RUNS = 64, 256
 _WHOLE = "-whole"
@@ -64,7 +67,7 @@ class Ran:
     `batch_size` is that of one worker, 0 if it is not known. `collective` and `bucket_sizes_bytes` are those of the
     run, if known. `ranks_per_host` is the most on a host. `busy` is the share of this machine's cores that other
     programs took meanwhile, None if it is not known. `num_unlearned` of the subject's parameters are frozen, or
-    statistics.
+    statistics. `is_compressed` tells how a trial of compression ended, and `owner` the ranks that updated a bucket.
     """
 
     subject: Subject
@@ -79,6 +82,18 @@ class Ran:
     calibration: CalibrationRecord = NOMINAL
     busy: float | None = None
     num_unlearned: int = 0
+    is_compressed: bool | None = None
+    owner: str | None = None
+
+    @property
+    def sharing(self) -> StrategyConfig:
+        """The strategy with the choices that were made in the run."""
+        config = self.strategy
+        if self.owner in OWNERS[NONE]:
+            config = replace(config, overlap=NONE, owner=self.owner)
+        if not config.may_stop_compressing:
+            return config
+        return replace(config, always_compresses=True) if self.is_compressed else replace(config, compress=None)
 
 
 def is_quiet(busy: float | None) -> bool:
@@ -97,7 +112,7 @@ class Kept:
         self._write("machine.json", to_plain(record))
 
     def machine(self) -> CalibrationRecord | None:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             return from_plain(CalibrationRecord, self._read("machine.json"))
         return None
 
@@ -136,8 +151,9 @@ class Kept:
         return ErrorBar(len(errors), median(errors), max(errors)) if errors else None
 
     def _runs(self) -> list[Foreseen]:
-        with suppress(ValueError, TypeError, KeyError):
-            return [from_plain(Foreseen, one) for one in self._read("runs.json")["runs"]]
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            found = [from_plain(Foreseen, one) for one in self._read("runs.json")["runs"]]
+            return [one for one in found if 0 < one.measured_s < math.inf and 0 < one.predicted_s < math.inf]
         return []
 
     def _read(self, name: str) -> Any:

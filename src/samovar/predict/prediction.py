@@ -1,17 +1,20 @@
 """A prediction: strategies and numbers of workers compared, the best of them, and where scaling ends and why."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from samovar.core.errors import InputError
+from samovar.core.machine import Ports
 from samovar.core.plain import from_plain, to_plain
 from samovar.predict.cluster import Cluster
 from samovar.predict.cores import on_all_cores
 from samovar.predict.kept import ErrorBar, Kept
-from samovar.predict.plans import Plans, plans_for
+from samovar.predict.plans import Plans, plans_for, whole_powers
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
 from samovar.report.comparison import Prediction
@@ -29,6 +32,7 @@ _ENDS_BELOW = 0.5  # of ideal: there scaling has ended
 _IS_THE_LIMIT = 0.6  # of the time that a step waits for its exchange
 COMPUTATION = "computation"
 _SUM_AND_BROADCAST = "tree"  # how owners of buckets exchange
+_DIVIDED = "direct"  # the plan that adds up in place, with which updates are divided
 _FEWEST_MESSAGES = "tree"  # any plan takes no time where messages take none
 
 
@@ -93,7 +97,7 @@ def _of_one_code(
         outcomes = [(choice, runs.of(choice)) for choice in _choices(question, name, work, plans, num_workers)]
         choice, best = min(outcomes, key=lambda one: one[1].step_s)
         ideal = _without_network(question, choice, best, ideal_runs)
-        found.append(to_plain(_prediction(question, name, work, num_workers, best, ideal)))
+        found.append(to_plain(_prediction(question, name, num_workers, best, ideal)))
     return found
 
 
@@ -137,16 +141,16 @@ def _choices(question: Question, name: str, work: Work, plans: Plans, num_worker
     asked = question.collective
     collective = plans.fastest if asked == AUTO else lambda _num_bytes: asked
     if base.traits.setting(BUCKET.name) is None or base.exchanges_weights:
-        yield SharingChoice(StrategyConfig.given(name, fitting), collective)
+        asked = _in_groups(question, num_workers) if base.traits.in_groups else asked
+        yield SharingChoice(StrategyConfig.given(name, fitting, collective=asked), collective)
         return
     yield from _with_buckets(name, fitting, collective, question, work, plans, num_workers)
 
 
 def fitting_settings(question: Question, name: str, num_workers: int) -> dict[str, Any]:
     """The strategy's settings that are not its defaults."""
-    given = {key: value for key, value in question.settings.items() if value is not None}
     traits = StrategyConfig(name).traits
-    fitting = {key: value for key, value in given.items() if traits.setting(key) is not None}
+    fitting = {key: value for key, value in question.settings.items() if traits.setting(key) is not None}
     if fitting.get(COMPRESS.name) and traits.setting(ALWAYS_COMPRESSES.name):
         fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
     if traits.in_groups and "group_size" not in fitting:
@@ -168,16 +172,20 @@ def _with_buckets(
     plans: Plans,
     num_workers: int,
 ) -> Iterator[SharingChoice]:
-    tried = (NONE, "backward") if fitting.get(COMPRESS.name) else (NONE, "backward", "full")  # owners send weights
+    has_owners = question.profile.divides_updates and not fitting.get(COMPRESS.name)  # which send weights
+    tried = (NONE, "backward", "full") if has_owners else (NONE, "backward")
     owner = fitting.get(OWNER.name)
     possible = tuple(overlap for overlap in tried if not owner or owner in OWNERS.get(overlap, ()))
     overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else possible
     if BUCKET.name in fitting:
-        for overlap in overlaps:
+        is_whole = fitting[BUCKET.name] is None and OVERLAP.name not in fitting
+        for overlap in (NONE,) if is_whole else overlaps:
             yield SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}), collective)
         return
     at_once = fitting if owner in OWNERS[NONE] else {key: fitting[key] for key in fitting if key != OWNER.name}
     whole = SharingChoice(StrategyConfig.given(name, at_once | {OVERLAP.name: NONE}), collective)
+    if overlaps[0] == NONE and not owner and _divides_updates(question, fitting, num_workers):
+        yield SharingChoice(whole.config.but({OWNER.name: "parts"}), lambda _: _DIVIDED)
     for overlap in overlaps:
         if overlap == NONE or num_workers == 1 or not question.cluster.worker.spare_core:
             if overlap == overlaps[0]:
@@ -193,9 +201,23 @@ def _with_buckets(
             yield whole  # nothing is final before backward ends
 
 
+def _divides_updates(question: Question, fitting: Mapping[str, Any], num_workers: int) -> bool:
+    """Whether workers that share memory would each make a part of the updates, as `samovar train` does by itself."""
+    is_shared = num_workers > 1 and question.cluster.num_nodes(num_workers) == 1
+    by_plan = question.collective in (AUTO, _DIVIDED) and not fitting.get(COMPRESS.name)
+    return is_shared and by_plan and question.profile.divides_updates
+
+
 def _model(overlap: str, collective: Callable[[int], str], work: Work, plans: Plans) -> ExchangeModel:
     by = (lambda _: _SUM_AND_BROADCAST) if overlap == "full" else collective
     return plans.exchange_model(by, BYTES_OF_A_FLOAT * work.num_parameters, 1.0)
+
+
+def _in_groups(question: Question, num_workers: int) -> str:
+    """The plan inside groups, as in a job: on one node they add up in mapped memory."""
+    if question.collective != AUTO:
+        return question.collective
+    return _DIVIDED if question.cluster.num_nodes(num_workers) == 1 else "tree"
 
 
 def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:
@@ -219,14 +241,13 @@ def _without_network(
 
 
 def _prediction(
-    question: Question, name: str, work: Work, num_workers: int, outcome: SimulatedSteps, ideal: SimulatedSteps | None
+    question: Question, name: str, num_workers: int, outcome: SimulatedSteps, ideal: SimulatedSteps | None
 ) -> Prediction:
     alone = question.work(1)
     alone_s = alone.alone_s(question.cluster)
     speed_up = outcome.samples_per_s * alone_s / alone.batch_size
     exposed_s = outcome.exposed_s
     slower_s = min(exposed_s, ideal.exposed_s) if ideal is not None else 0.0
-    longer = outcome.compute_s / work.step_s if work.step_s else 1.0
     hours = question.samples / outcome.samples_per_s / 3600 if question.samples else None
     per_hour = question.cluster.price_per_hour(num_workers, outcome.settled.needs_center)
     return Prediction(
@@ -239,13 +260,13 @@ def _prediction(
         samples_per_s=outcome.samples_per_s,
         speed_up=speed_up,
         efficiency=speed_up / num_workers,
-        forward_s=longer * work.forward_s,
-        backward_s=longer * work.backward_s,
-        update_s=longer * work.update_s,
+        forward_s=outcome.forward_s,
+        backward_s=outcome.backward_s,
+        update_s=outcome.update_s,
         slower_s=slower_s,
         exchange_s=exposed_s - slower_s,
         bytes_per_step=outcome.bytes_per_step,
-        limit=_limit(outcome, slower_s),
+        limit=_limit(outcome, slower_s, question.cluster, num_workers),
         staleness=outcome.staleness,
         hours=hours,
         price=None if hours is None or per_hour is None else hours * per_hour,
@@ -253,7 +274,7 @@ def _prediction(
     )
 
 
-def _limit(outcome: SimulatedSteps, slower_s: float) -> str:
+def _limit(outcome: SimulatedSteps, slower_s: float, cluster: Cluster, num_workers: int) -> str:
     """The limit of a step: the part that it waits for most, or "computation" if it hardly waits."""
     if outcome.exposed_s < 0.05 * outcome.step_s:
         return COMPUTATION
@@ -262,20 +283,24 @@ def _limit(outcome: SimulatedSteps, slower_s: float) -> str:
     name, share = max(outcome.busy.items(), key=lambda one: one[1])
     if share * outcome.step_s >= _IS_THE_LIMIT * outcome.exposed_s:
         return name
+    if cluster.machine.ports is Ports.UNLIMITED and cluster.num_nodes(num_workers) > 1:
+        return "the network's bandwidth or latency"  # which of them, no port tells
     return "latency: messages wait for each other"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """About one strategy: the most workers that still make half of what ideal ones would, and what stops more.
+    """About one strategy: the fastest number of workers, and what stops more.
 
-    `ends_at` is None if all numbers do.
+    From `ends_at` on, no number of workers makes half of what ideal ones would; None if the last one does. Before,
+    those in `less_with` make less, too.
     """
 
     strategy: str
     best_workers: int
     best_speed_up: float
     ends_at: int | None
+    less_with: tuple[int, ...]
     limit: str
 
 
@@ -288,9 +313,12 @@ def verdicts(found: Sequence[Prediction]) -> list[Verdict]:
 
 def _verdict(rows: Sequence[Prediction]) -> Verdict:
     best = max(rows, key=lambda one: one.speed_up)
-    end = next((one for one in rows if one.efficiency < _ENDS_BELOW), None)
-    limit = (end or best).limit
-    return Verdict(best.strategy, best.workers, best.speed_up, end.workers if end else None, limit)
+    less = [one for one in rows if one.efficiency < _ENDS_BELOW]
+    ending = list(takewhile(lambda one: one in less, reversed(rows)))
+    end = ending[-1] if ending else None
+    less_with = tuple(one.workers for one in less if one not in ending)
+    ends_at, limit = end.workers if end else None, (end or best).limit
+    return Verdict(best.strategy, best.workers, best.speed_up, ends_at, less_with, limit)
 
 
 def error_bars(question: Question, kept: Kept) -> dict[str, ErrorBar | None]:
@@ -300,23 +328,28 @@ def error_bars(question: Question, kept: Kept) -> dict[str, ErrorBar | None]:
     return {kind: kept.error_bar(kind) for kind in kinds}
 
 
-_PERIODS = (1, 2, 4, 8, 16, 32, 64)
+_MOST_PERIOD = 64
 
 
 def least_periods(question: Question, efficiency: float = 0.9) -> dict[str, int | None]:
     """Of each strategy with a period, the fewest steps between exchanges with which most workers are that efficient.
 
-    Powers of two up to 64 are tried, on the largest number of workers; None if not even 64 is enough.
+    Periods up to 64 are tried, on the largest number of workers; None if not even 64 is enough. Longer ones are taken
+    for at least as efficient as shorter ones. Cost: up to 13 runs a strategy.
     """
     names = [name for name in question.strategies if StrategyConfig(name).exchanges_weights]
     return {name: _least_period(question, name, efficiency) for name in names}
 
 
 def _least_period(question: Question, name: str, efficiency: float) -> int | None:
-    for period in _PERIODS:
+    def is_enough(period: int) -> bool:
         settings = {**question.settings, SYNC_PERIOD_STEPS: period}
         asked = replace(question, workers=question.workers[-1:], strategies=(name,), settings=settings)
         with suppress(InputError):  # too short for other settings, which fit the question's own
-            if predicted(asked)[0].efficiency >= efficiency:
-                return period
-    return None
+            return predicted(asked)[0].efficiency >= efficiency
+        return False
+
+    enough = next((period for period in whole_powers(1, _MOST_PERIOD) if is_enough(period)), None)
+    if enough is None:
+        return None
+    return bisect_left(range(enough), True, lo=enough // 2 + 1, key=is_enough)

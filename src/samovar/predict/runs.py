@@ -77,15 +77,17 @@ class SharingChoice:
 class SimulatedSteps:
     """A simulated run. Seconds are means of workers over measured steps; shares are of the measured time.
 
-    `compute_s` includes jitter. `exposed_s` is the rest of a step: waiting for the exchange, and for slower workers.
-    `bytes_per_step` is what the busiest worker sends. `busy` has a share of the time for each level: how long its
-    busiest port sent, plus how long it received; and how long servers' memory worked. `staleness` is the mean at a
-    center.
+    `forward_s`, `backward_s` and `update_s` include jitter. `exposed_s` is the rest of a step: waiting for data or
+    slower workers. `bytes_per_step` is what the busiest worker sends. `busy` has a share of the time for each level:
+    how long its busiest port sent, plus how long it received; and how long servers' memory worked. `staleness` is the
+    mean at a center.
     """
 
     step_s: float
     samples_per_s: float
-    compute_s: float
+    forward_s: float
+    backward_s: float
+    update_s: float
     exposed_s: float
     bytes_per_step: float
     busy: dict[str, float]
@@ -104,6 +106,7 @@ class _Told:
     from_s: float = 0.0
     until_s: float = 0.0
     computed_s: float = 0.0
+    parts_s: tuple[float, ...] = ()
     num_bytes: int = 0
     staleness: float | None = None
     use: list[PortUse] = field(default_factory=list)
@@ -216,15 +219,17 @@ def _measured(
     transport: SimTransport,
     servers: CenterServers | None,
 ) -> _Told:
-    told = _Told(num_steps=steps[1])
+    told, parts_s = _Told(num_steps=steps[1]), tuple(worker.parts_s)
     for step in range(sum(steps)):
         if step == steps[0]:
             worker.settle()
             told.from_s, told.computed_s, told.num_bytes = transport.now_s, -worker.computed_s, -transport.bytes_sent
+            parts_s = tuple(worker.parts_s)
             _look(told, transport, servers)
         worker.advance(step, strategy)
     worker.settle()
     told.until_s = transport.now_s
+    told.parts_s = tuple(after - before for after, before in zip(worker.parts_s, parts_s, strict=True))
     told.computed_s += worker.computed_s
     told.num_bytes += transport.bytes_sent
     _look(told, transport, servers)
@@ -240,12 +245,19 @@ def _look(told: _Told, transport: SimTransport, servers: CenterServers | None) -
         told.memory_s.append(max(one.busy_s(transport.now_s) for one in servers.memories) if servers else 0.0)
 
 
+_FORWARD, _BACKWARD, _UPDATE = range(3)
+
+
 class SimulatedWorker:
-    """The computation of one worker, step by step, as `samovar.training.step` orders it; `segments` of each bucket."""
+    """The computation of one worker, step by step, as `samovar.training.step` orders it; `segments` of each bucket.
+
+    `parts_s` are the seconds asked for forward, backward and for updates, `computed_s` those that they all took.
+    """
 
     def __init__(self, work: Work, segments: Sequence[Sequence[Segment]], place: Workplace, jitter: float) -> None:
         settled, transport = place.settled, place.transport
         self.computed_s = self._owed_s = 0.0
+        self.parts_s = [0.0, 0.0, 0.0]
         self._work, self._buckets, self._jitter = work, place.buckets, jitter
         self._period = settled.sync_period_steps or 1
         shares_gradients = not settled.exchanges_weights or settled.traits.in_groups
@@ -266,12 +278,12 @@ class SimulatedWorker:
         self._hook(strategy.begin_step, number)
         for bucket in reversed(self._buckets):
             self._hook(strategy.before_forward, bucket)
-            self._owed_s += longer * self._forward_s[bucket.index]
+            self._owe(_FORWARD, longer * self._forward_s[bucket.index])
         self.make_gradients()
         for bucket in self._buckets:
-            self._owed_s += longer * self._backward_s[bucket.index]
+            self._owe(_BACKWARD, longer * self._backward_s[bucket.index])
             self._hook(strategy.gradient_final, bucket)
-        self._owed_s += longer * self._work.after_s
+        self._owe(_BACKWARD, longer * self._work.after_s)
         is_end = (number + 1) % self._period == 0
         self._is_due = self._looks_at_each_step or is_end or strategy.exchanges_at(number)
         if self._is_due:
@@ -282,9 +294,13 @@ class SimulatedWorker:
         """All weights of the step have come. Nothing is computed where only times count."""
 
     def update(self, bucket: Bucket, _scale: float) -> None:
-        self._owed_s += self._update_s_of_an_element * bucket.size
+        self._owe(_UPDATE, self._update_s_of_an_element * bucket.size)
         if self._is_due:
             self.settle()
+
+    def _owe(self, part: int, seconds: float) -> None:
+        self._owed_s += seconds
+        self.parts_s[part] += seconds
 
     def settle(self) -> None:
         """Compute for as long as has been summed up."""
@@ -315,7 +331,8 @@ def _outcome(
     told = made.results
     seconds = _seconds(told, settled)
     step_s = sum(seconds) / sum(one.num_steps for one in told)
-    compute_s = sum(one.computed_s for one in told) / sum(one.num_steps for one in told)
+    parts_s = _computed(told)
+    compute_s = sum(parts_s)
     rates = [one.num_steps / taken_s for one, taken_s in zip(told, seconds, strict=True)]
     known = [one.staleness for one in told if one.staleness is not None]
     largest = max(bucket.size for bucket in buckets) * BYTES_OF_A_FLOAT
@@ -323,16 +340,25 @@ def _outcome(
     return SimulatedSteps(
         step_s=step_s,
         samples_per_s=work.batch_size * sum(rates),
-        compute_s=compute_s,
+        forward_s=parts_s[_FORWARD],
+        backward_s=parts_s[_BACKWARD],
+        update_s=parts_s[_UPDATE],
         exposed_s=step_s - compute_s if step_s - compute_s > _NOTHING * step_s else 0.0,
         bytes_per_step=max(one.num_bytes for one in told) / told[0].num_steps,
-        busy=_busy(told[-1], server_hosts),
+        busy=_busy(told[-1], len(told), server_hosts),
         settled=settled,
         num_buckets=len(buckets),
         plan=_plan(choice, settled, round(largest * scaled.magnification), len(told)),
         staleness=sum(known) / len(known) if known else None,
         num_messages=made.num_messages,
     )
+
+
+def _computed(told: Sequence[_Told]) -> list[float]:
+    """Of a mean step, the seconds of forward, backward and updates: parts of the computation as they were asked."""
+    num_steps, asked_s = sum(one.num_steps for one in told), sum(sum(one.parts_s) for one in told)
+    longer = sum(one.computed_s for one in told) / asked_s if asked_s else 0.0
+    return [longer * sum(one.parts_s[part] for one in told) / num_steps for part in (_FORWARD, _BACKWARD, _UPDATE)]
 
 
 def _seconds(told: Sequence[_Told], settled: StrategyConfig) -> list[float]:
@@ -344,20 +370,23 @@ def _seconds(told: Sequence[_Told], settled: StrategyConfig) -> list[float]:
 
 
 def _plan(choice: SharingChoice, settled: StrategyConfig, num_bytes: int, num_workers: int) -> str:
-    """Of the largest bucket; "" if workers have no plan in common."""
-    if num_workers == 1 or (settled.needs_center and not settled.traits.in_groups):
+    """Of the largest bucket, or of a group; "" if workers have no plan in common."""
+    if settled.traits.in_groups:
+        return settled.collective if settled.group_size != 1 else ""
+    if num_workers == 1 or settled.needs_center:
         return ""
     return "to owners" if settled.has_owners else choice.collective(num_bytes)
 
 
-def _busy(last: _Told, server_hosts: Sequence[int]) -> dict[str, float]:
+def _busy(last: _Told, num_workers: int, server_hosts: Sequence[int]) -> dict[str, float]:
     """Of each level, how busy the busiest one was, in both directions together; nodes with a server are apart."""
     before, after = last.use
     hosts = {host: new - old for host, (old, new) in enumerate(zip(before.hosts_s, after.hosts_s, strict=True))}
+    places = _differences(before.places_s, after.places_s)  # inside nodes: of workers, and behind these of servers
     levels = {
-        "a worker's port": _differences(before.places_s, after.places_s),
+        "a worker's port": places[:num_workers],
         "a node's link": [busy_s for host, busy_s in hosts.items() if host not in server_hosts],
-        "the server's link": [hosts[host] for host in server_hosts],
+        "the server's link": [*(hosts[host] for host in server_hosts), *places[num_workers:]],
         "a rack's uplink": _differences(before.racks_s, after.racks_s),
         "the server's memory": _differences(last.memory_s[:1], last.memory_s[1:]),
     }

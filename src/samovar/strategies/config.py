@@ -109,6 +109,11 @@ class StrategyConfig:
         return None if self.compress == NONE else self.compress
 
     @property
+    def may_stop_compressing(self) -> bool:
+        """Whether a trial decides in the run if compression helps."""
+        return bool(self.codec and self.traits.setting("always_compresses") and not self.always_compresses)
+
+    @property
     def takes_factors(self) -> bool:
         """Whether gradients may travel as factors (see `samovar.strategies.factors`)."""
         return self.factors not in (None, NONE)

@@ -89,7 +89,7 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     each worker keeps mu, and f = 1 / P. Raises InputError if the strategy needs momentum and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
-        raise InputError(f"{config.name}: has no momentum; give the solver or optimizer 0.9, or choose async-easgd")
+        raise InputError(f"{config.name}: the solver or optimizer has no momentum; give it 0.9, or choose async-easgd")
     if not config.traits.adds_steps:
         return MomentumShares(config, momentum)
     refusal = (

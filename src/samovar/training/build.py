@@ -73,6 +73,7 @@ class Learner:
     notices: tuple[str, ...]
     factoring: Factoring
     exchanged: Collectives
+    owner: str | None
 
     @contextlib.contextmanager
     def with_evaluated_weights(self) -> Iterator[None]:
@@ -146,7 +147,7 @@ def build_learner(
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     notices = (*notices, *fallback, *of_momentum, *cut_notices(config, sharing, buckets))
     made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
-    return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged)
+    return Learner(*made, collective, buckets, parts, slices, notices, factoring, exchanged, sharing.owner)
 
 
 def _collectives(config: RunConfig, transport: Transport, plan: str, trace: Trace | None) -> PlannedCollectives:

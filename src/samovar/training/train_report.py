@@ -232,6 +232,7 @@ def result_of(
         compress=config.strategy.codec,
         is_compressed=learner.is_compressed,
         factors=learner.factoring.chosen,
+        owner=learner.owner,
     )
 
 

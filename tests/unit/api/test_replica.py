@@ -284,7 +284,7 @@ def test_a_scheduler_that_brings_momentum_there_later_is_refused_at_the_step(tea
 
 def test_momentum_stays_with_the_worker_in_measgd_and_goes_to_the_center_in_msgd(team: ProcessGroup) -> None:
     model = nn.Linear(3, 2)
-    with pytest.raises(InputError, match="async-measgd: has no momentum; give the solver or optimizer"):
+    with pytest.raises(InputError, match="async-measgd: the solver or optimizer has no momentum; give it"):
         replica_of(team, model, sgd(model, 0.0), "async-measgd")
     with_momentum = replica_of(team, model, sgd(model), "async-measgd")
     assert with_momentum.config.moving_rate == 0.5

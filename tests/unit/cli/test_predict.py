@@ -61,6 +61,15 @@ def test_json(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["predictions"][0]["price_per_million"] > 0
 
 
+def test_a_bucket_of_the_whole_model_and_columns_that_do_not_fit(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cluster", "ethernet-10g", "--strategy", "sync", "--workers", ",".join(map(str, range(2, 16))))
+    assert asked("--profile", net, *words, "--bucket", "model") == 0
+    shown = capsys.readouterr().out
+    assert "overlap none" in shown
+    assert "buckets" not in shown
+    assert "--json also has 2, 3" in shown
+
+
 NET = """name: "small"
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 5 } } }
 layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 8 } } }
@@ -149,7 +158,9 @@ def test_too_few_digits_are_refused_before_anything_is_simulated(
         (("--epochs", "2"), "--epochs and --epoch-samples go together"),
         (("--epochs", "inf", "--epoch-samples", "9"), "--epochs inf: give a number"),
         (("--collective", "direct"), "collective: direct needs memory that all ranks map"),
-        (("--transport", "mpi"), "--transport mpi: the cluster says how bytes travel"),
+        (("--transport", "mpi"), "No such option: --transport"),  # the cluster says how bytes travel
+        (("--factors", "auto"), "No such option: --factors"),  # gradients are simulated whole
+        (("--epochs", "0", "--epoch-samples", "9"), "--epochs 0: give a number above 0"),
         (("--threads-per-worker", "2"), "are for a net that is timed here"),
         (("--threads-per-worker", "0"), "greater than or equal to 1"),
         (("--strategy", "sync", "--sync-period", "4"), "--sync-period: none of sync has this setting"),
@@ -160,6 +171,13 @@ def test_refusals(net: str, words: tuple[str, ...], said: str, capsys: pytest.Ca
     source = ("--profile", net) if words else ()
     assert asked(*source, *words) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_outputs_of_an_unknown_size_give_no_advice(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = load_profile(Path(net))
+    save_profile(replace(profile, layers=(*profile.layers, LayerProfile("last", "", 9, 0, 0, 0.01, 0.02))), Path(net))
+    assert asked("--profile", net, "--layers") == 2
+    assert "--layers: two_layers: layer 'last' lacks its activation_bytes" in capsys.readouterr().err
 
 
 def test_a_cluster_speed_that_does_not_count_is_told(net: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.frontends.caffe.solver import load_solver
 from samovar.launch.meeting import Met
 from samovar.launch.script import Hosts
 from samovar.launcher.hosts import _digest, _files_of, place_of
@@ -42,7 +43,7 @@ def test_fields_of_a_solver_count_also_on_the_line_of_a_path(tmp_path: Path) -> 
     digests = []
     for text in (solver.read_text(), line, line.replace("base_lr: 0.0", "base_lr: 0.9")):
         solver.write_text(text)
-        digests.append(_digest(RunConfig("train", solver)))
+        digests.append(_digest(RunConfig("train", solver), load_solver(solver)))
     assert digests[0] == digests[1] != digests[2]
 
 

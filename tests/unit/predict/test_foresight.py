@@ -1,6 +1,8 @@
 """What is kept of runs, and how a run is compared with its prediction."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +157,17 @@ def test_the_cut_and_the_plan_of_the_run_are_simulated() -> None:
     assert direct < server
 
 
+def test_what_the_run_chose_itself_is_simulated() -> None:
+    """`samovar train` divides updates where it can, and its trial of a codec may end without it."""
+    profile = replace(PROFILE, update_s=4e-3)
+    parts, every = (foreseen_of(ran(owner=owner, collective="direct"), profile, NOMINAL) for owner in ("parts", "all"))
+    assert every.predicted_s - parts.predicted_s > 1e-3
+    tried = ran(strategy=resolved(StrategyConfig("sync", compress="bf16"), 2), ranks_per_host=1)
+    with_codec, without = (foreseen_of(replace(tried, is_compressed=on), PROFILE, NOMINAL) for on in (True, False))
+    assert without.predicted_s == foreseen_of(ran(ranks_per_host=1), PROFILE, NOMINAL).predicted_s
+    assert with_codec.predicted_s < without.predicted_s
+
+
 def test_errors_count_for_their_own_kind_of_cluster(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "new" / "folder")
     for measured_s in (1.0, 0.8, 2.0):
@@ -187,6 +200,22 @@ def test_damaged_files_count_as_missing_and_are_replaced(tmp_path: Path, content
     assert kept.error_bar("here: one node, in step") is None
     kept.keep_run(foreseen(1.0))
     assert kept.error_bar("here: one node, in step") is not None
+
+
+@pytest.mark.parametrize("measured_s", [0.0, -1.0, math.inf, math.nan])
+def test_a_run_without_an_error_counts_as_missing(tmp_path: Path, measured_s: float) -> None:
+    kept = Kept(tmp_path)
+    for one in (foreseen(measured_s), foreseen(0.8)):
+        kept.keep_run(one)
+    assert str(kept.error_bar("here: one node, in step")) == "25%, at most 25%, in 1 runs on this kind of cluster"
+
+
+def test_figures_of_a_machine_without_end_count_as_missing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.keep_machine(NOMINAL)
+    path = tmp_path / "machine.json"
+    path.write_text(re.sub(r'"cores": \d+', '"cores": 1' + 400 * "0", path.read_text()))
+    assert kept.machine() is None
 
 
 def test_a_folder_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:

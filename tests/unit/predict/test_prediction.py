@@ -10,6 +10,7 @@ from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, Se
 from samovar.predict.plans import Plans, all_reduce_s, plans_for, whole_powers
 from samovar.predict.prediction import COMPUTATION, Question, Runs, least_periods, predicted, verdicts
 from samovar.predict.runs import SharingChoice, run
+from samovar.report.comparison import Prediction
 from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
@@ -128,6 +129,20 @@ def test_a_server_serves_as_many_as_its_link_can() -> None:
     assert found.staleness > 4
 
 
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "limit"),
+    [
+        (Cluster("a center in its workers' node", node=NodeSpec(8, BANDWIDTH)), "async-sgd", "the server's link"),
+        (Cluster("no ports", network=NetworkSpec(BANDWIDTH, ports="unlimited")), "sync", "the network's bandwidth"),
+        (Cluster("no bytes", network=NetworkSpec(latency=0.1)), "sync", "latency: messages wait for each other"),
+    ],
+)
+def test_what_a_step_waits_for_is_named(cluster: Cluster, strategy: str, limit: str) -> None:
+    cluster = replace(cluster, server=ServerSpec(memory=1e12))
+    settings = {"overlap": "none"} if strategy == "sync" else {}
+    assert predicted(asked(cluster, strategy, 8, **settings))[0].limit.startswith(limit)
+
+
 def test_all_wait_for_the_slowest_where_they_go_in_step() -> None:
     cluster = replace(CLUSTER, worker=WorkerSpec(slow_every=4, slow_factor=2.0))
     (in_step,) = predicted(asked(cluster, "local-sgd", 8))
@@ -162,6 +177,22 @@ def test_an_uplink_of_a_rack_is_named() -> None:
     assert [one.limit for one in rows] == ["a node's link"] * 2 + ["a rack's uplink"] * 2
     (verdict,) = verdicts(rows)
     assert (verdict.ends_at, verdict.limit) == (8, "a rack's uplink")
+
+
+def test_scaling_ends_behind_the_last_number_that_is_worth_it() -> None:
+    """Seven workers fill no whole node, so that each is a group of its own."""
+    (verdict,) = verdicts(
+        [replace(row, efficiency=share) for row, share in zip(_rows(), (1, 0.4, 0.8, 0.3), strict=True)]
+    )
+    assert (verdict.ends_at, verdict.less_with) == (8, (2,))
+    (verdict,) = verdicts(
+        [replace(row, efficiency=share) for row, share in zip(_rows(), (1, 0.4, 0.8, 0.6), strict=True)]
+    )
+    assert (verdict.ends_at, verdict.less_with) == (None, (2,))
+
+
+def _rows() -> list[Prediction]:
+    return predicted(asked(CLUSTER, "local-sgd", 1, 2, 4, 8))
 
 
 def test_auto_takes_the_fastest_plan_of_a_cluster() -> None:
@@ -211,6 +242,50 @@ def test_fragments_that_travel_behind_steps() -> None:
     assert behind.exchange_s < 0.1 * whole.exchange_s
 
 
+def test_the_model_may_be_one_bucket() -> None:
+    (found,) = predicted(asked(CLUSTER, "sync", 8, bucket_size_bytes=None))
+    assert (found.num_buckets, found.settings) == (1, "overlap none")
+    assert predicted(asked(CLUSTER, "sync", 8))[0].num_buckets > 1
+
+
+def test_groups_add_up_by_the_plan_that_was_asked_for() -> None:
+    nodes = replace(CLUSTER, node=NodeSpec(4, BANDWIDTH))
+    several, one = (
+        {name: predicted(asked(nodes, "hybrid-easgd", number, collective=name))[0] for name in names}
+        for number, names in ((8, ("auto", "tree", "server")), (4, ("auto", "direct", "tree")))
+    )
+    assert [row.plan for row in several.values()] == ["tree", "tree", "server"]
+    assert several["auto"] == several["tree"]
+    assert several["server"].step_s > 1.02 * several["tree"].step_s
+    assert [row.plan for row in one.values()] == ["direct", "direct", "tree"]
+    assert one["auto"] == one["direct"]
+
+
+def test_workers_that_share_memory_divide_the_updates() -> None:
+    """As `samovar train` does by itself, and a loop of the user's own does not."""
+    node = Cluster("one node", worker=WorkerSpec(memory=1e10), node=NodeSpec(4, 1e10))
+    profile = replace(PROFILE, update_s=0.1)
+    loop, train, ring = (
+        predicted(replace(asked(node, "sync", 4, **settings), profile=replace(profile, divides_updates=divides)))[0]
+        for divides, settings in ((False, {}), (True, {}), (True, {"collective": "ring", "overlap": "none"}))
+    )
+    assert train.plan == "direct"
+    assert [row.update_s for row in (loop, train, ring)] == pytest.approx([0.1, 0.025, 0.1], rel=0.01)
+    assert train.step_s < loop.step_s
+    between = replace(asked(CLUSTER, "sync", 4), profile=replace(profile, divides_updates=True))
+    assert predicted(between)[0].settings.startswith("overlap full")
+
+
+@pytest.mark.parametrize("fresh_s", [0.0, 0.005])
+def test_a_step_is_told_in_its_parts(fresh_s: float) -> None:
+    layers = tuple(replace(layer, fresh_s=fresh_s) for layer in PROFILE.layers)
+    question = replace(asked(CLUSTER, "sync", 2), profile=Profile("net", 10, layers, update_s=0.06))
+    (found,) = predicted(question)
+    parts_s = (found.forward_s, found.backward_s, found.update_s)
+    assert parts_s == pytest.approx((0.1, 0.2 - 10 * fresh_s, 0.06))
+    assert sum(parts_s) + found.exchange_s == pytest.approx(found.step_s)
+
+
 def test_compressed_gradients_take_their_bytes() -> None:
     plain = predicted(asked(CLUSTER, "sync", 4, overlap="none", collective="ring"))[0]
     half = predicted(asked(CLUSTER, "sync", 4, overlap="none", collective="ring", compress="bf16"))[0]
@@ -231,7 +306,7 @@ def test_the_least_period() -> None:
     (period,) = least_periods(question).values()
     assert period is not None
     assert 1 < period < 64
-    settings = {"sync_period_steps": period // 2}
+    settings = {"sync_period_steps": period - 1}
     (shorter,) = predicted(replace(question, workers=(4,), strategies=("local-sgd",), settings=settings))
     assert shorter.efficiency < 0.9
     assert least_periods(question, efficiency=1.0) == {"local-sgd": None}

@@ -220,7 +220,7 @@ def test_momentum_belongs_to_the_worker_or_to_the_center() -> None:
     assert resolved(shared_momentum(StrategyConfig("async-msgd"), 0.0).config, 2).center_momentum == 0.8
     for num_workers, momentum in ((1, 0.95), (4, 0.8), (20, 0.0), (64, 0.0)):
         assert shared_momentum(StrategyConfig("async-msgd"), 0.95, num_workers).config.center_momentum == momentum
-    with pytest.raises(InputError, match="async-measgd: has no momentum; give the solver or optimizer"):
+    with pytest.raises(InputError, match="async-measgd: the solver or optimizer has no momentum; give it"):
         shared_momentum(StrategyConfig("async-measgd"), 0.0)
 
 
