@@ -1,5 +1,6 @@
 """Workers that come, leave and die at any action of theirs, on simulated machines: sums and weights stay whole."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from random import Random
@@ -143,7 +144,7 @@ class SimSeat:
 
     def give(self, state: Given) -> None:
         self._pass()
-        self._book.state = state
+        self._book.state = deepcopy(state)  # as a message is: its reader may be late
         self._book.quorum.gave(self.number, self._now_s)
 
     def ready(self, num_steps: int, last: Last) -> Go:

@@ -287,8 +287,10 @@ class Quorum:
         self._members = self._by_host([*staying, *come])
         train = (number for number in staying if self._workers[number].last is not Last.FINISH)
         self._giver = next(train, staying[0]) if come else None
-        # One that only gives its state takes no part of the data.
-        opened = tuple(number for number in self._members if self._workers[number].last is not Last.LEAVE)
+        # One that has finished, or only gives its state, takes no part of the data while others train.
+        last = {number: self._workers[number].last for number in self._members}
+        train_on = tuple(number for number in last if last[number] is Last.NO)
+        opened = train_on or tuple(number for number in last if last[number] is not Last.LEAVE)
         self._version += self._opened != opened
         self._opened = opened
         for number in self._members:

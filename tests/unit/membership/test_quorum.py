@@ -275,6 +275,14 @@ def test_one_that_finishes_takes_part_in_the_exchanges_of_the_others() -> None:
     (go,) = played.got(1)
     assert isinstance(go, Go)
     assert (go.ends, go.exchanges) == (False, True)
+    played.got(2)
+    played.voted(1, 2)
+    (finished,), (training,) = played.got(1), played.got(2)
+    assert isinstance(finished, Decision)
+    assert isinstance(training, Decision)
+    assert finished.division is None, "its share goes to the one that trains"
+    assert training.division is not None
+    assert (training.division.rank, training.division.world_size, training.division.version) == (0, 1, 2)
 
 
 def test_another_net_is_refused() -> None:
