@@ -22,13 +22,12 @@ from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_la
 from samovar.membership.ranks import JobRanks, KeptRanks
 from samovar.membership.session import BoxCenter, CenterPlace, KeptCenter, Session
 from samovar.strategies.base import CenterSeat
-from samovar.strategies.box_terms import MEAN, BoxWord, word_of
+from samovar.strategies.box_terms import MEAN, Terms
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 
 _LOOK_S, _MEET_S = 0.25, 0.05
 _LEAVE_S = 5.0
-_SEAT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,23 +231,17 @@ class SharedCenter:
             return Session(place, self._ranks, shape, self.deadline, lambda _session: 0)
         shape = BufferShape(size, MAX_MEMBERS, traits.has_velocity, traits.has_locks)
         way_out = "drop it, and start without join"
-        box = BoxCenter(
-            choice.places, choice.buffer, self._name, _SEAT_TIMEOUT_S, partial(_there_already, self._name), way_out
-        )
-        admit = partial(self._admitted, box, shape, layout)
+        timeout_s, there_already = processes.timeout_s, partial(_there_already, self._name)
+        box = BoxCenter(choice.places, choice.buffer, self._name, timeout_s, there_already, way_out)
+        admit = partial(self._admitted, box, shape, Terms.of(config, layout))
         return Session(box, self._ranks, shape, self.deadline, admit, joins=choice.joins)
 
-    def _admitted(self, place: CenterPlace, wanted: BufferShape, layout: Layout, session: Session) -> int:
-        """Check that the buffer fits, and wait until a center that is joined has been filled."""
+    def _admitted(self, place: CenterPlace, wanted: BufferShape, terms: Terms, session: Session) -> int:
+        """Check that the buffer and its training fit, and wait until a center that is joined has been filled."""
         self._require_fit(place, session.seat.shape, wanted, "give another buffer")
         if self.joins:
             session.await_filled()
-        number = word_of(layout.fingerprint())
-        if session.seat.board.claim_word(BoxWord.NET, number) != number:
-            raise InputError(
-                f"{self._name}: {place} holds a model whose parameters differ in names, shapes or order; give another "
-                "buffer"
-            )
+        terms.claim(session.seat.board, f"{self._name}: {place}")
         return 0
 
     def _admitted_again(self, kept: KeptCenter, wanted: BufferShape, session: Session) -> int:

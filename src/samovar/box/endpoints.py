@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from samovar.box.base import SeatCenter
 from samovar.box.buffers import BufferShape, new_token
 from samovar.box.joining import (
@@ -73,20 +75,33 @@ def create_shards(
     """Make a buffer of zeros of this shape, its shards in their boxes; None when that is done.
 
     A box that has a buffer of this name already is returned, and nothing is made; but with `goes_on` an earlier try
-    may have made some. The first box's shard is made last: where it is, all are. Raises InputError as `create_buffer`.
+    may have made some. The first box's shard is made last: where it is, all are. Raises InputError as `create_buffer`,
+    and if a box has the name in another use.
     """
     pieces, number = cut(shape, len(endpoints.boxes)), new_token()
     with ExitStack() as undone:
         for index, endpoint in reversed(list(enumerate(endpoints.boxes))):
-            if create_buffer(endpoint, name, pieces[index], who, deadline):
-                undone.callback(_try_to_drop, endpoint, name, who, deadline)
+            if is_new := create_buffer(endpoint, name, pieces[index], who, deadline):
+                undone.callback(_try_to_drop, endpoint, name, who)
             elif not goes_on:
                 return endpoint
             if len(pieces) > 1:
                 with take_seat(endpoint, name, who, deadline) as seat:
-                    number = CenterShard(index, len(pieces), number).say(seat.board)
+                    shard = CenterShard(index, len(pieces), number)
+                    if not is_new:
+                        _require_piece(seat, shard, f"{who}: buffer {name!r} of {endpoint}", deadline)
+                    number = shard.say(seat.board)
         undone.pop_all()
     return None
+
+
+def _require_piece(seat: BoxSeat, wanted: CenterShard, where: str, deadline: Deadline) -> None:
+    """Raise InputError if the buffer, which an earlier try may have made, is used as something else."""
+    found, values = CenterShard.on(seat.board), np.empty(seat.shape.num_elements, np.float32)
+    if found is None and not seat.center.read(values, deadline).any() and not values.any():
+        return  # its maker has ended, or marks it a moment later
+    if found is None or (found.index, found.count) != (wanted.index, wanted.count):
+        raise InputError(f"{where} is {found or 'a whole center'}, and not {wanted}; give another name, or other boxes")
 
 
 def drop_shards(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -> None:
@@ -210,9 +225,10 @@ def _shard_of(seat: BoxSeat, patience: Deadline, *, waits: bool) -> CenterShard 
     return CenterShard.on(seat.board)
 
 
-def _try_to_drop(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> None:
+def _try_to_drop(endpoint: Endpoint, name: str, who: str) -> None:
+    """With time of its own: that of the call may be spent."""
     with suppress(SamovarError):
-        drop_buffer(endpoint, name, who, deadline)
+        drop_buffer(endpoint, name, who, Deadline.after(_PATIENCE_S))
 
 
 def require_fitting(box: str, key_file: Path | None, buffer: str, timeout_s: float, *, joins: bool) -> None:

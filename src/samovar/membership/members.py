@@ -128,8 +128,8 @@ class BoxMembers:
     def leads(self) -> bool:
         """Whether this launch has the master: it tests and saves during the run, for all."""
         self._look()
-        living = self._living()
-        return not living or min(living, key=_index) in self._of_launch()
+        members = self._training() or self._living()
+        return not members or min(members, key=_index) in self._of_launch()
 
     def run_steps(self) -> int:
         self._look()
@@ -154,7 +154,7 @@ class BoxMembers:
         Returns the members that were still missing, as text; "" if none was.
         """
         self._look(is_due=True)
-        while missing := sorted(self._living().keys() - set(self._of_launch()), key=_index):
+        while missing := sorted(self._training().keys() - set(self._of_launch()), key=_index):
             if self._board.word(BoxWord.GOAL) > self._goal:  # they continue
                 return ""
             if deadline.passed():
@@ -163,8 +163,12 @@ class BoxMembers:
             self._look(is_due=True)
         return ""
 
+    def _training(self) -> dict[Member, Row]:
+        """Those that have made a step: a program that only changes the buffer makes none."""
+        return {member: row for member, row in self._living().items() if self._progress_in(row).steps > 0}
+
     def _living(self) -> dict[Member, Row]:
-        """The members that train."""
+        """The members that share the center."""
         rows = self._rows.items()
         return {member: row for member, row in rows if row.is_alive and not self._progress_in(row).finished}
 
@@ -183,8 +187,7 @@ class BoxMembers:
             self._board.set_word(BoxWord.STEPS, self._steps)
 
     def _count(self) -> None:
-        steps = {member: self._progress_in(row).steps for member, row in self._living().items()}
-        begun = {member: done for member, done in steps.items() if done > 0}
+        begun = {member: self._progress_in(row).steps for member, row in self._training().items()}
         # Steps beyond this launch's end count only if others continue.
         self._steps = min(self._run.take(begun, self._said), max(self._said, self._goal))
 

@@ -9,7 +9,7 @@ from typing import Final
 from samovar.box.board import Rows
 from samovar.core.errors import InputError
 from samovar.core.layout import Layout
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.traits import KINDS
 
 _PARTS_PER_UNIT = 10**9  # of a momentum as it stands in a word
@@ -23,6 +23,7 @@ class BoxWord(IntEnum):
     GOAL = 2  # the most steps that anybody who trains here was asked for
     STRATEGY = 3
     MOMENTUM = 4  # of the center
+    # 11 says that the box has ended (samovar.box.board)
     # 12 and 13 say which part of a center the buffer is (samovar.box.shards)
     NET = 14  # as `samovar.replicate` says it, too
 
@@ -63,6 +64,16 @@ class Terms:
         for word, value in self._words().items():
             board.set_word(word, value)
 
+    def claim(self, board: Rows, where: str) -> None:
+        """Write what the board does not say yet, in a torch loop. Raises InputError if others train by other terms."""
+        for word, value in self._words().items():
+            if value:
+                board.claim_word(word, value)
+        try:
+            self.require_same(board, where)
+        except InputError as error:
+            raise InputError(in_python(str(error))) from error
+
     def require_same(self, board: Rows, where: str) -> None:
         """Raises InputError if others train by other terms at `where`."""
         words = self._words()
@@ -81,7 +92,8 @@ class Terms:
         if word is BoxWord.STRATEGY:
             names = [name for name in KINDS if word_of(name) == found]
             if not names:
-                return "was not made by `samovar train`; give --buffer NAME"
+                who = "is trained with a strategy of another program" if found else "was not made by `samovar train`"
+                return f"{who}; give --buffer NAME"
             return f"is trained with {names[0]}, this run has {self.strategy}; give --strategy {names[0]}"
         if word is BoxWord.NET:
             return "holds another net: names or shapes of its parameters differ; train its net, or give --buffer NAME"

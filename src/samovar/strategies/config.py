@@ -186,7 +186,7 @@ def name_of(kind: object, source: str = "") -> str:
 def in_python(sentence: str) -> str:
     """A sentence about flags as one about arguments: "--sync-period: got 0" becomes "sync_period_steps: got 0"."""
     arguments = {settings[0].flag: settings[0].argument for settings in declared_settings().values()}
-    arguments |= {"--strategy": "strategy", "--collective": "collective"}
+    arguments |= {flag: flag.removeprefix("--") for flag in ("--strategy", "--collective", "--buffer")}
     return re.sub(r"--[a-z-]*[a-z]", lambda found: arguments.get(found[0], found[0]), sentence)
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from samovar.box.endpoints import Endpoints
 from samovar.box.joining import Endpoint, look_at
 from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
-from samovar.core.errors import RankFailed
+from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.strategies.box_terms import BoxWord, Readiness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
@@ -108,6 +108,61 @@ def test_a_job_that_comes_to_a_box_tells_the_groups_and_the_rate_that_it_uses(
         used = replica._exchange._hybrid  # type: ignore[attr-defined]
         told = replica.config
         assert (told.group_size, told.moving_rate) == (used.group_size, used.moving_rate) == (1, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (
+            ("shm-easgd", None),
+            ("async-easgd", None),
+            "is trained with shm-easgd, this run has async-easgd; give strategy",
+        ),
+        (("async-easgd", None), ("async-sgd", None), "is trained with async-easgd, this run has async-sgd"),
+        (
+            ("async-msgd", 0.9),
+            ("async-msgd", 0.5),
+            "has momentum 0.9 at its center, this run 0.5; give center_momentum",
+        ),
+        (("async-msgd", 0.9), ("async-msgd", 0.9), ""),
+    ],
+)
+def test_a_job_trains_at_a_buffer_by_its_terms(
+    team: ProcessGroup,
+    places: list[Endpoint],
+    first: tuple[str, float | None],
+    second: tuple[str, float | None],
+    said: str,
+) -> None:
+    for (strategy, momentum), joins in ((first, False), (second, True)):
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        config = StrategyConfig(strategy, center_momentum=momentum)
+        choice = BoxChoice(Endpoints(tuple(places[1:2])), "b", joins=joins)
+        with pytest.raises(InputError, match=said) if joins and said else nullcontext():
+            Replica(model, optimizer, team, config, 60.0, choice).close()
+
+
+def test_a_box_that_does_not_answer_is_waited_for_as_long_as_was_said(team: ProcessGroup, tmp_path: Path) -> None:
+    """To look at the others, between exchanges, has the time of a wait of this job."""
+    make_key(tmp_path / "key")
+    short = ProcessGroup(team.collectives, 1.5)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with closing(Box(tmp_path / "key")) as box:
+        choice = BoxChoice(Endpoints((box.places["remote"],)), "b", joins=False)
+        config = StrategyConfig("shm-easgd", sync_period_steps=100_000)
+        replica = Replica(model, optimizer, short, config, 1.5, choice)
+        box.hang_up()
+
+        def train() -> None:
+            for _ in range(50_000):
+                replica.backward(model(torch.ones(1, 3)).sum())
+                replica.step()
+
+        with pytest.raises(SamovarError, match=r"cannot be reached within 1\.5 s"):
+            train()
+        replica.close()
 
 
 def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGroup, places: list[Endpoint]) -> None:

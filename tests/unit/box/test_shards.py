@@ -13,8 +13,8 @@ from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, create_shards, drop_shards, parse_endpoints, take_shards
 from samovar.box.joining import Endpoint, buffer_names, create_buffer, look_at, take_seat
 from samovar.box.shards import CenterShard, cut, whole_of
-from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.clock import Deadline, polled
+from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box
 
@@ -135,6 +135,42 @@ def test_what_is_made_twice_or_in_part(places: Endpoints) -> None:
     drop_shards(Endpoints((middle,)), "d", "rank 0", soon())
     with pytest.raises(InputError, match="no buffer 'd'"):
         drop_shards(places, "d", "rank 0", soon())
+    assert buffer_names(last, "rank 0", soon()) == []
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_buffer_in_use_is_not_taken_for_a_part_of_an_earlier_try(places: Endpoints, *, is_changed: bool) -> None:
+    *_, last = places.boxes
+    piece = cut(SHAPE, 3)[2]
+    create_buffer(last, "c", piece, "other", soon())
+    with take_seat(last, "c", "other", soon()) as seat:
+        values = np.ones(piece.num_elements, np.float32)
+        if is_changed:
+            seat.center.accumulate(1, values, soon())
+        else:
+            seat.center.write(values, soon())
+    with pytest.raises(InputError, match=f"rank 0: buffer 'c' of {last} is a whole center, and not part 3 of 3"):
+        make(places, goes_on=True)
+    assert look_at(last, "c", "rank 0", soon()).part is None
+    create_buffer(last, "d", piece, "other", soon())
+    with take_seat(last, "d", "other", soon()) as seat:
+        CenterShard(0, 3, 1).say(seat.board)
+    with pytest.raises(InputError, match="is part 1 of 3, and not part 3 of 3"):
+        make(places, "d", goes_on=True)
+
+
+def test_parts_go_when_the_time_for_others_is_over(places: Endpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = places.boxes
+
+    def slow(endpoint: Endpoint, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
+        if endpoint == last:
+            return create_buffer(endpoint, name, shape, who, deadline)
+        assert not polled(lambda: False, deadline, 0.01)
+        raise DeadlineExceeded("the box does not answer")
+
+    monkeypatch.setattr(samovar.box.endpoints, "create_buffer", slow)
+    with pytest.raises(DeadlineExceeded):
+        create_shards(places, "c", SHAPE, "rank 0", Deadline.after(1.0), goes_on=True)
     assert buffer_names(last, "rank 0", soon()) == []
 
 

@@ -140,6 +140,18 @@ def test_a_launch_waits_for_others_that_end_with_it_alone(board: Board) -> None:
     assert first.members[0].wait_for_others(Deadline.after(5)) == ""
 
 
+def test_a_program_that_only_changes_the_buffer_neither_leads_nor_is_waited_for(board: Board) -> None:
+    """It has the first row, and posts no steps."""
+    board.join()
+    launch = Launch(board, 1, goal=50)
+    launch.post(1)
+    members = launch.members[0]
+    assert members.leads
+    assert members.num_living == 2, "the center is shared with it"
+    launch.post(50, finished=True)
+    assert members.wait_for_others(Deadline.after(0.05)) == ""
+
+
 def layout(name: str) -> Layout:
     return Layout.pack([ParameterSpec(name, (3, 4))])
 
