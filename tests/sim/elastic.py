@@ -341,8 +341,7 @@ def _was_silent(book: Book, number: int, ending: str) -> bool:
     """A worker that was stopped, or read over a broken link, for longer than others wait for it is out, or late."""
     stopped_s = sum(seconds for (rank, _), seconds in book.faults.stops.items() if rank == number)
     cut_s = max((cut.until_s - cut.from_s for cut in book.faults.cuts), default=0.0)
-    is_out = "silent for so long" in ending or "nothing to join" in ending
-    return stopped_s + cut_s > QUORUM_WAIT_S and is_out
+    return stopped_s + cut_s > QUORUM_WAIT_S and ("silent for so long" in ending or "nothing to join" in ending)
 
 
 def _check_exchange(settings: StrategyConfig, attempts: list[Attempt]) -> None:

@@ -32,17 +32,25 @@ class Start(StrEnum):
 
 @dataclass(frozen=True)
 class _Images:
-    """An LMDB: (C, H, W) of its images, how many classes they have, and how many images there are."""
+    """An LMDB: (C, H, W) of its images, how many images there are, and how many classes those looked at have."""
 
     source: str
     shape: tuple[int, int, int]
     num_classes: int
     num_records: int
+    num_looked_at: int
+
+    def notes(self) -> list[str]:
+        """A sentence if a class may be missed."""
+        if self.num_looked_at == self.num_records:
+            return []
+        looked_at = f"{self.num_looked_at:,} of {self.num_records:,} records"
+        return [f"{self.source}: {self.num_classes} classes, counted in {looked_at}; if it has more, raise num_output"]
 
 
 _DIGITS = (
-    _Images("data/digits_train_lmdb", (1, 28, 28), 10, 1437),
-    _Images("data/digits_test_lmdb", (1, 28, 28), 10, 360),
+    _Images("data/digits_train_lmdb", (1, 28, 28), 10, 1437, 1437),
+    _Images("data/digits_test_lmdb", (1, 28, 28), 10, 360, 360),
 )
 _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Default: here.", show_default=False)]
 _Lmdb = Annotated[Path | None, OPTIONS("LMDB", "caffe: your training images. Default: digits.")]
@@ -57,6 +65,7 @@ def init(
 ) -> None:
     """Write a commented example to start from, and print the next command. If a file exists, nothing is written."""
     given = "--data" if data is not None else "--test-data" if test_data is not None else ""
+    notes: list[str] = []
     if kind is Start.TORCH:
         if given:
             raise InputError(f"{given}: the PyTorch example makes its own data; leave it out")
@@ -67,10 +76,13 @@ def init(
         values = _values(*_DIGITS)
         next_steps = [f"samovar data digits --out {_quoted(folder / 'data')}", _train(folder)]
     else:
-        values = _values(_looked_at(data), _looked_at(test_data or data))
+        images = [_looked_at(each) for each in (data, test_data) if each is not None]
+        values, notes = _values(images[0], images[-1]), [note for each in images for note in each.notes()]
         next_steps = [f"{_train(folder)} --shuffle"]  # they may lie class by class
     for path in _written(kind, folder, values):
         typer.echo(f"wrote {path}")
+    for note in notes:
+        typer.echo(note)
     typer.echo("next:")
     for command in next_steps:
         typer.echo(f"  {command}")
@@ -150,4 +162,4 @@ def _looked_at(folder: Path) -> _Images:
     (shape,) = shapes
     channels, height, width = shape
     written = str(folder.resolve()).replace("\\", "\\\\").replace('"', '\\"')  # as a prototxt has it
-    return _Images(written, (channels, height, width), max(labels) + 1, num_records)
+    return _Images(written, (channels, height, width), max(labels) + 1, num_records, len(places))

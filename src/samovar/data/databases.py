@@ -20,7 +20,7 @@ from samovar.core.files import read_file
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
 from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
-from samovar.formats.caffe.blob import require_room_for_mean, write_mean
+from samovar.formats.caffe.blob import require_place_for_mean, require_room_for_mean, write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
 from samovar.formats.image import MAX_FILE_BYTES, MAX_PIXELS, Pixels, decode_image, read_image, resized
 from samovar.formats.leveldb_folder import leveldb_records
@@ -197,6 +197,10 @@ def write_image_files(
     Raises: InputError naming the unusable images, for a mean of different shapes, or if `mean` has another one. Then
     nothing was written.
     """
+    if mean is not None:
+        require_place_for_mean(mean)
+        if folder.resolve().is_relative_to(mean.resolve()):
+            raise InputError(f"--mean {mean}: is the place of the database {folder}; give a file elsewhere")
     measured = _Measured(mean)
     written = write_lmdb(folder, _converted_records(images, conversion, measured, told))
     database = WrittenDatabase(folder, len(images), not written)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from samovar.core.errors import InputError
 from samovar.data.databases import WrittenDatabase, write_images
-from samovar.formats.caffe.blob import mean_image, write_mean
+from samovar.formats.caffe.blob import mean_image, require_room_for_mean, write_mean
 
 SUFFIXES = ("", ".gz", ".xz")
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -34,6 +34,8 @@ _MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` asks for 65 MB; a header may declare
 def read_unpacked(path: Path, max_bytes: int) -> bytes:
     """The content of a file, unpacked if it is a gzip or xz file, with any name.
     Raises: InputError if it cannot be read or unpacked, or holds more than `max_bytes`."""
+    if path.exists() and not path.is_file():  # to open a FIFO would wait for ever
+        raise InputError(f"{path}: is not a regular file. Download it again.")
     try:
         with path.open("rb") as file:
             content = _unpacked(file, max_bytes + 1)
@@ -226,12 +228,13 @@ def write_cifar10(
     parts = [_read_batch(paths[file.name], file) for file in batches]
     images = np.concatenate([images for images, _ in parts[:-1]])
     labels = np.concatenate([labels for _, labels in parts[:-1]])
+    path, mean = out / "mean.binaryproto", mean_image(images)
+    require_room_for_mean(path, mean)
     databases = [
         write_images(out / "cifar10_train_lmdb", images, labels, _KEY_DIGITS),
         write_images(out / "cifar10_test_lmdb", *parts[-1], _KEY_DIGITS),
     ]
-    path = out / "mean.binaryproto"
-    return databases, WrittenMean(path, not write_mean(path, mean_image(images)))
+    return databases, WrittenMean(path, not write_mean(path, mean))
 
 
 def _read_batch(path: Path, file: PublishedFile) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:

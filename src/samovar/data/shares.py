@@ -69,8 +69,8 @@ def read_share(folder: Path, num_present: int) -> Share | None:
     try:
         share = Share(**json.loads(read_file(path, "share of a database", _MAX_FILE_BYTES)))
         numbers = (share.number, share.num_shares, share.num_records, share.run_records)
-        is_possible = all(type(each) is int and each < _MOST_RECORDS for each in numbers)
-        is_possible = is_possible and 0 <= share.number < share.num_shares < _MOST_SHARES
+        is_possible = all(type(each) is int and 0 <= each < _MOST_RECORDS for each in numbers)
+        is_possible = is_possible and share.number < share.num_shares < _MOST_SHARES
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: is damaged: {error}. {advice}") from error
     if not is_possible or share.run_records < 1 or share.num_own_records != num_present:

@@ -1,5 +1,6 @@
 """`samovar convert`: the kinds of files, and their readers and writers."""
 
+import contextlib
 import io
 import os
 import warnings
@@ -13,12 +14,16 @@ import numpy.typing as npt
 from samovar.core.errors import InputError
 from samovar.core.files import start_of, write_whole
 from samovar.formats.caffe.blob import encode_mean, read_mean
+from samovar.formats.caffe.caffemodel import StoredNet
 from samovar.formats.caffe.hdf5 import is_hdf5, open_hdf5
 from samovar.formats.caffe.solverstate import encode_solverstate, encode_solverstate_hdf5, read_solverstate
-from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, sized
 from samovar.frontends.caffe.module import load
+from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.onnx_export import encode_onnx
-from samovar.frontends.caffe.weight_files import SUFFIXES, encode_stored, read_stored
+from samovar.frontends.caffe.spec import PHASES
+from samovar.frontends.caffe.weight_files import SUFFIXES, encode_stored, lacks_arrays, read_stored
+from samovar.frontends.caffe.weights import load_weights, match_weights, require_all
 
 WEIGHTS, STATE, MEAN = "weights", "a solver state", "a mean image"
 _TARGETS = {  # the longest suffix that fits counts; ".h5" alone is of the source's kind
@@ -97,9 +102,32 @@ def _require_free(source: Path, target: Path, force: bool) -> None:
 def _weights(source: Path, kind: str, model: Path | None) -> _Converted:
     if kind == "onnx":
         return _onnx(source, model)
-    stored = read_stored(source, load_net(model) if model is not None else None)
+    definition = load_net(model) if model is not None else None
+    stored = read_stored(source, definition)
+    notices = () if definition is None else _compared(stored, definition, source)
     sizes = [array.size for record in stored.layers for array in record.blobs]
-    return _Converted(encode_stored(stored, kind, source), f"{len(sizes)} arrays with {sum(sizes):,} values")
+    return _Converted(encode_stored(stored, kind, source), f"{len(sizes)} arrays with {sum(sizes):,} values", notices)
+
+
+def _compared(stored: StoredNet, model: CaffeNetDefinition, source: Path) -> tuple[str, ...]:
+    """Raise InputError if arrays of the net are missing or have another shape; a sentence if shapes are not known."""
+    if (net := _built(model)) is not None:
+        arrays = {record.name: list(record.blobs) for record in stored.layers if record.blobs}
+        require_all(match_weights(net, arrays, source).missing, model.path, source)
+        return ()
+    names = {spec.name for spec in model.in_phase("TRAIN")}
+    lacking = [record.name for record in stored.layers if record.name in names and lacks_arrays(record)]
+    require_all(lacking, model.path, source)
+    return (f"{model.path}: shapes were not compared with this net; `samovar inspect` says why it cannot be built",)
+
+
+def _built(model: CaffeNetDefinition) -> CaffeNet | None:
+    """The net of the first phase whose inputs are known."""
+    for phase in PHASES:
+        with contextlib.suppress(InputError):
+            definition, shapes = sized(model, phase, {}, None)
+            return build_net(definition, phase, shapes, seed=0)
+    return None
 
 
 def _onnx(source: Path, model: Path | None) -> _Converted:
@@ -107,10 +135,11 @@ def _onnx(source: Path, model: Path | None) -> _Converted:
         raise InputError(f"{source}: an ONNX file also needs the net: give it with --model NET.prototxt")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        net = load(model, source)
+        net = load(model)
+    ignored = load_weights(net.caffe_net, [source], needs_all=True)
     num_values = sum(parameter.numel() for parameter in net.parameters())
     summary = f"net '{net.caffe_net.name}' with {num_values:,} values"
-    return _Converted(encode_onnx(net), summary, tuple(str(warning.message) for warning in caught))
+    return _Converted(encode_onnx(net), summary, (*(str(warning.message) for warning in caught), *ignored))
 
 
 def _state(source: Path, kind: str, model: Path | None) -> _Converted:

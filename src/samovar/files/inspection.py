@@ -44,7 +44,12 @@ def inspect(path: Path, wanted: Wanted, as_json: bool) -> None:
         if not _is_text(path) or not is_net(path):
             raise InputError(f"--draw: {path} is not a net; give a net's prototxt")
         draw_net(path, wanted)
-    description = describe(path, wanted)
+    try:
+        description = describe(path, wanted)
+    except InputError as error:
+        if wanted.draw is None:
+            raise
+        description = Description("net", [("file", str(path))], notes=[f"drawn without shapes: {error}"])
     if as_json:
         print_json(description.as_plain())
     else:
@@ -154,9 +159,8 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
             ("images", ", ".join(shapes) or "none"),
             ("labels", len(labels)),
         ]
-    rows = [(label, count, count / looked_at) for label, count in sorted(labels.items())][:_MAX_LABELS]
-    notes = (f"{len(labels) - _MAX_LABELS} more labels",) if len(labels) > _MAX_LABELS else ()
-    return Description("LMDB of images", facts, [TextTable("labels", ("label", "records", "share"), rows)], notes)
+    rows = [(label, count, count / looked_at) for label, count in sorted(labels.items())]
+    return Description("LMDB of images", facts, [TextTable("labels", ("label", "records", "share"), rows, _MAX_LABELS)])
 
 
 def _with_values(

@@ -11,7 +11,7 @@ from samovar.core.errors import InputError, nearest
 from samovar.core.files import write_whole
 from samovar.files.inspection_runs import Description, TextTable, Value
 from samovar.formats.caffe.text import field_names
-from samovar.frontends.caffe.costs import LayerCost, NetCost, costs
+from samovar.frontends.caffe.costs import LayerCost, NetCost, costs, num_sequences
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.module import Net, load
 from samovar.frontends.caffe.solver import CaffeSolver, NetSource, load_solver, solver_config
@@ -44,11 +44,18 @@ def describe_net(path: Path, wanted: Wanted) -> Description:
     """Layers with shapes, parameters, multiply-adds and memory."""
     net, notes = _built(path, wanted)
     cost = costs(net)
-    own = load_net(path).own_batch_size(_phase(wanted))
-    batch_size = next((shape[0] for shape in net.input_shapes.values() if shape), own)
     rows = [_row(layer) for layer in cost.layers]
     columns = ("layer", "type", "tops", "shape", "parameters", "multiply-adds", "bytes")
-    return Description("net", _net_facts(net, cost, batch_size), [TextTable("layers", columns, rows)], notes)
+    return Description("net", _net_facts(net, cost, _batch(net, path)), [TextTable("layers", columns, rows)], notes)
+
+
+def _batch(net: Net, path: Path) -> tuple[int, str, str]:
+    """How many samples a batch has, or sequences, what one is called, and the batch as text."""
+    if (count := num_sequences(net.caffe_net)) is not None:
+        return count, "sequence", f"{count} sequences"
+    own = load_net(path).own_batch_size(net.phase)
+    size = next((shape[0] for shape in net.input_shapes.values() if shape), own)
+    return size, "sample", f"batch {size}"
 
 
 def describe_solver(path: Path) -> Description:
@@ -141,7 +148,8 @@ def parse_shape(written: str) -> tuple[str, Shape]:
     return name, shape
 
 
-def _net_facts(net: Net, cost: NetCost, batch_size: int) -> list[tuple[str, Value]]:
+def _net_facts(net: Net, cost: NetCost, batch: tuple[int, str, str]) -> list[tuple[str, Value]]:
+    batch_size, unit, batch_text = batch
     learned = sum(p.numel() for p in net.parameters() if p.requires_grad)
     return [
         ("file", str(net.caffe_net.path)),
@@ -152,9 +160,9 @@ def _net_facts(net: Net, cost: NetCost, batch_size: int) -> list[tuple[str, Valu
         ("layers", len(net.caffe_net.steps)),
         ("parameters", cost.num_parameters),
         ("learned", learned),
-        ("multiply-adds a sample", cost.multiply_adds // batch_size),
+        (f"multiply-adds a {unit}", cost.multiply_adds // batch_size),
         ("bytes of parameters", cost.parameter_bytes),
-        (f"bytes of blobs, batch {batch_size}", cost.activation_bytes),
+        (f"bytes of blobs, {batch_text}", cost.activation_bytes),
     ]
 
 

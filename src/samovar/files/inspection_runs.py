@@ -19,11 +19,16 @@ Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """`rows` have a value for each of `columns`."""
+    """`rows` have a value for each of `columns`; `most_shown` of them are shown, and all are in JSON."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Value, ...]]
+    most_shown: int | None = None
+
+    @property
+    def num_hidden(self) -> int:
+        return 0 if self.most_shown is None else max(0, len(self.rows) - self.most_shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,12 @@ def show(description: Description) -> None:
     show_facts(console, description.kind, [(name, _text(value)) for name, value in description.facts])
     for table in description.tables:
         console.print()
-        rows = [[_text(value) for value in row] for row in table.rows]
+        rows = [[_text(value) for value in row] for row in table.rows[: table.most_shown]]
         columns = range(len(table.columns))
         right = [all(isinstance(row[column], int | float | None) for row in table.rows) for column in columns]
         show_table(console, table.title, table.columns, rows, right)
-    show_lines(console, *description.notes)
+    hidden = [f"{table.num_hidden} more {table.title}" for table in description.tables if table.num_hidden]
+    show_lines(console, *hidden, *description.notes)
 
 
 def _text(value: Value) -> str:

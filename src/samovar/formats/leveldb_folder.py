@@ -47,7 +47,12 @@ def _records(rocksdict: Any, folder: str) -> Iterator[tuple[bytes, bytes]]:
     database = rocksdict.Rdict(folder, options=options, access_type=rocksdict.AccessType.read_only())
     try:
         _require_all_tables(Path(folder), {Path(file["name"]).stem for file in database.live_files()})
-        yield from database.items()
+        records = database.iter()
+        records.seek_to_first()
+        while records.valid():
+            yield records.key(), records.value()
+            records.next()
+        records.status()  # raises if a damaged block ended it, which looks like the last record
     finally:
         database.close()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from samovar.core.host import control_groups, cpu_quota_cores, memory_limit, models, text_of
+from samovar.core.host import available_bytes, control_groups, cpu_quota_cores, memory_limit, models, text_of
 from samovar.core.machine import CalibrationRecord
 from samovar.core.modules import Missing, missing_modules
 
@@ -27,8 +27,9 @@ _LIMITS = {
 class HostFigures:
     """A field is None if the kernel does not say, or if there is no such limit.
 
-    `memory_limit_bytes` and `cpu_quota_cores` are those of this process's control group. `limits` are soft limits.
-    `memfd_error` is why an anonymous memory file cannot be made. `missing_modules` are not installed.
+    `memory_limit_bytes` and `cpu_quota_cores` are those of this process's control group. `memory_available_bytes` is
+    what machine and group both leave. `limits` are soft limits. `memfd_error` is why an anonymous memory file cannot be
+    made. `missing_modules` are not installed.
     """
 
     cpu_model: str
@@ -73,7 +74,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         governors=_governors(root, cpus),
         load_average=os.getloadavg()[0],
         memory_total_bytes=memory.get("MemTotal", 0),
-        memory_available_bytes=memory.get("MemAvailable", 0),
+        memory_available_bytes=available_bytes(root) or 0,
         memory_limit_bytes=min((size for group in groups if (size := memory_limit(group)) is not None), default=None),
         swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         memory_pressure_percent=float(waited[1]) if waited else None,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from samovar.cli import init as command
 from samovar.cli.commands import app_of
 from samovar.core.errors import InputError
 from samovar.data.databases import write_images
@@ -57,6 +58,14 @@ def test_a_net_for_images_of_one_s_own(tmp_path: Path) -> None:
     assert f'source: "{test}" backend: LMDB batch_size: 52' in net
     assert "num_output: 3 " in net
     assert "test_iter: 1 " in solver
+
+
+def test_classes_that_were_counted_in_a_part_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = database(tmp_path / "train", (1, 8, 8), [0] * 7 + [5] + [1] * 8)
+    assert "counted in" not in " ".join(init("caffe", tmp_path / "all", "--data", train))
+    monkeypatch.setattr(command, "_MOST_LOOKED_AT", 4)
+    note = f"{train}: 2 classes, counted in 4 of 16 records; if it has more, raise num_output"
+    assert init("caffe", tmp_path / "part", "--data", train)[2:4] == [note, "next:"]
 
 
 def test_the_net_finds_images_in_a_folder_with_odd_signs(tmp_path: Path) -> None:

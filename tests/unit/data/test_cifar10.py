@@ -1,7 +1,9 @@
 """Conversion of CIFAR-10, on small batches of the same form with checksums of their own, and on the published ones."""
 
+import errno
 import hashlib
 import lzma
+import os
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,39 @@ def test_a_damaged_or_missing_batch_writes_nothing(source: Path, tmp_path: Path)
     with pytest.raises(InputError, match=r"data_batch_3\.bin \(or \.gz or \.xz of the same name\) not found"):
         write_cifar10(source, tmp_path / "out", SMALL)
     assert not (tmp_path / "out").exists()
+
+
+def test_another_mean_is_found_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    write_mean(tmp_path / "out/mean.binaryproto", np.zeros((3, 32, 32), np.float32))
+    with pytest.raises(InputError, match=r"mean\.binaryproto: exists with other content"):
+        write_cifar10(source, tmp_path / "out", SMALL)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mean.binaryproto"]
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / f".mean.binaryproto.{os.getpid()}.partial").write_bytes(b"half")
+    assert write_mean(tmp_path / "mean.binaryproto", np.ones((1, 2, 2), np.float32))
+    assert [path.name for path in tmp_path.iterdir()] == ["mean.binaryproto"]
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mean.binaryproto"
+
+    def refuse(_source: Path, _target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def refuse_late(source: Path, target: Path) -> None:
+        target.write_bytes(b"of another process")
+        refuse(source, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert write_mean(path, np.ones((1, 2, 2), np.float32))
+    assert read_mean(path).tolist() == [[[1, 1], [1, 1]]]
+    path.unlink()
+    monkeypatch.setattr(os, "link", refuse_late)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_mean(path, np.ones((1, 2, 2), np.float32))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(path.name, b"of another process")]
 
 
 def test_no_other_mean_is_replaced(tmp_path: Path) -> None:

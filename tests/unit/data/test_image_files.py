@@ -180,6 +180,27 @@ def test_an_image_that_no_jpeg_can_hold_is_named(tmp_path: Path, folder: Path) -
     assert not (tmp_path / "db").exists()
 
 
+@pytest.mark.parametrize(
+    ("mean", "message"),
+    [
+        ("db", "is the place of the database"),
+        ("new", "new: is the place of the database"),
+        (".", "is not a regular file"),
+        ("file/more/mean", "file is not a folder"),
+    ],
+)
+def test_a_mean_that_has_no_place_is_refused_first(tmp_path: Path, folder: Path, mean: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    database = tmp_path / ("new/db" if mean == "new" else "db")
+
+    def told(_done: int, _total: int) -> None:
+        pytest.fail("images were read")
+
+    with pytest.raises(InputError, match=message):
+        write_image_files(database, class_folders(folder)[0], Conversion(SIZE), tmp_path / mean, told)
+    assert not database.exists()
+
+
 def test_a_mean_of_several_shapes_is_refused_and_nothing_is_left(tmp_path: Path, folder: Path) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"--mean: images have 5 shapes, such as \(3, 20, 30\) and \(3, 21, 29\)"):

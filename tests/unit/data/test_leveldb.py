@@ -82,6 +82,16 @@ def test_damaged_or_missing_files(database: Path, tmp_path: Path, name: str) -> 
         (database / name).write_bytes(whole)
 
 
+def test_a_damaged_block_is_not_the_end(database: Path, tmp_path: Path) -> None:
+    table = database / "000005.ldb"
+    content = bytearray(table.read_bytes())
+    content[len(content) // 4] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{database.name}: cannot be read as a LevelDB: Corruption"):
+        copy_leveldb(database, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_leveldb_and_no_library(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="is not a LevelDB"):
         copy_leveldb(tmp_path, tmp_path / "out")

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -111,6 +112,14 @@ def test_a_wrong_checksum_is_refused_and_nothing_written(
     with pytest.raises(InputError, match=r"b-images: its content has MD5 .* the published file"):
         write_mnist(source, tmp_path / "out", SMALL)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(source: Path, tmp_path: Path) -> None:
+    """To open it would wait for ever."""
+    (source / "b-images").unlink()
+    os.mkfifo(source / "b-images")
+    with pytest.raises(InputError, match="b-images: is not a regular file"):
+        write_mnist(source, tmp_path / "out", SMALL)
 
 
 def test_images_and_labels_of_different_number_are_refused(source: Path, tmp_path: Path) -> None:

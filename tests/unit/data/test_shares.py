@@ -82,6 +82,7 @@ def test_what_cannot_be_split(make_database: Callable[..., Path], tmp_path: Path
                 {"num_shares": "2"},
                 {"num_records": 29 * 1000},
                 {"num_records": -1},
+                {"number": 1, "num_records": -1, "run_records": 16},  # which has 15 in its last run
                 {"run_records": 0},
                 {"run_records": 10**30},
                 {"run_records": 1.5},

@@ -168,7 +168,12 @@ def test_a_mean(tmp_path: Path, name: str) -> None:
     assert [channels[index]["mean"] for index in (0, 1)] == [5, 7]
 
 
-def test_a_database(tmp_path: Path) -> None:
+def shown(description: Description, capsys: pytest.CaptureFixture[str]) -> str:
+    show(description)
+    return capsys.readouterr().out
+
+
+def test_a_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = np.zeros((3, 4, 5), np.uint8)
     write_lmdb(tmp_path / "lmdb", [(f"{i:08}".encode(), encode_datum(image, i % 3)) for i in range(10)])
     description = describe(tmp_path / "lmdb", Wanted(num_records=7))
@@ -176,6 +181,13 @@ def test_a_database(tmp_path: Path) -> None:
     assert (facts["records"], facts["looked into"], facts["images"]) == (10, 7, "3 x 4 x 5 uint8")
     assert {label: row["records"] for label, row in rows(description, "labels").items()} == {0: 3, 1: 2, 2: 2}
     assert description.as_plain()["number of labels"] == 3
+    assert "more" not in shown(description, capsys)
+    write_lmdb(tmp_path / "classes", [(f"{i:08}".encode(), encode_datum(image, i)) for i in range(30)])
+    many = describe(tmp_path / "classes", NO_FLAGS)
+    assert len(rows(many, "labels")) == 30, "JSON has all"
+    assert "  19  " in shown(many, capsys)
+    assert "  20  " not in shown(many, capsys)
+    assert "10 more labels" in shown(many, capsys)
     write_lmdb(tmp_path / "other", [(b"a", b"\xff\xff")])
     with pytest.raises(InputError, match=r"other.*b'a'"):
         describe(tmp_path / "other", NO_FLAGS)
@@ -273,6 +285,22 @@ def test_a_drawing_has_every_layer_and_blob(net_path: Path) -> None:
         inspect(net_path, Wanted(draw=target.with_suffix(".pdf")), as_json=True)
 
 
+def test_a_net_whose_data_are_elsewhere_is_drawn_and_it_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, target = tmp_path / "net.prototxt", tmp_path / "net.dot"
+    path.write_text(
+        'layer { name: "d" type: "Data" top: "x" data_param { source: "gone" batch_size: 4 backend: LMDB } }'
+    )
+    inspect(path, Wanted(draw=target), as_json=True)
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.startswith("drawn without shapes: ")
+    assert "gone" in note
+    assert "Data" in target.read_text()
+    with pytest.raises(InputError, match="gone"):
+        inspect(path, NO_FLAGS, as_json=True)
+
+
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz's program dot")
 @pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_a_picture(net_path: Path, kind: str, start: bytes) -> None:
@@ -310,3 +338,24 @@ def test_made_data_has_its_batch(tmp_path: Path) -> None:
     facts = dict(describe(path, Wanted()).facts)
     assert facts["multiply-adds a sample"] == 50
     assert "bytes of blobs, batch 64" in facts
+
+
+@pytest.mark.parametrize(("kind", "num_gates", "num_outputs"), [("RNN", 1, 1), ("LSTM", 4, 0)])
+def test_a_recurrent_net_counts_sequences(tmp_path: Path, kind: str, num_gates: int, num_outputs: int) -> None:
+    """10 steps of 2 sequences; the static values of each sequence count once."""
+    shapes = {"x": "dim: 10 dim: 2 dim: 8", "cont": "dim: 10 dim: 2", "still": "dim: 2 dim: 1000"}
+    inputs = [
+        f'layer {{ type: "Input" name: "{n}" top: "{n}" input_param {{ shape {{ {s} }} }} }}' for n, s in shapes.items()
+    ]
+    bottoms = " ".join(f'bottom: "{name}"' for name in shapes)
+    layer = f'layer {{ name: "r" type: "{kind}" {bottoms} top: "y" recurrent_param {{ num_output: 4 }} }}'
+    path = tmp_path / "net.prototxt"
+    path.write_text("".join([*inputs, layer]))
+    description = describe(path, NO_FLAGS)
+    rows_of_weights = num_gates * 4
+    of_a_step = rows_of_weights * (8 + 4) + num_outputs * 4 * 4
+    of_a_sequence = 10 * of_a_step + rows_of_weights * 1000
+    assert rows(description, "layers")["r"]["multiply-adds"] == 2 * of_a_sequence
+    facts = dict(description.facts)
+    assert facts["multiply-adds a sequence"] == of_a_sequence
+    assert "bytes of blobs, 2 sequences" in facts

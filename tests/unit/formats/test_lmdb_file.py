@@ -3,6 +3,7 @@
 import os
 import signal
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,6 +99,20 @@ def test_records_far_apart_are_read_one_by_one(tmp_path: Path) -> None:
     write_lmdb(tmp_path / "large", records)
     with LmdbFile(tmp_path / "large") as file:
         assert file.values(np.array([11, 0])) == [records[11][1], records[0][1]]
+
+
+def test_large_records_are_read_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_file, "_BYTES_AT_ONCE", 1 << 20)
+    written = [(b"%02d" % i, bytes([i]) * (256 << 10)) for i in range(40)]
+    write_lmdb(tmp_path / "large", written)
+    with LmdbFile(tmp_path / "large") as file:
+        tracemalloc.start()
+        try:
+            records = zip(written, file.records(np.arange(len(file))), strict=True)
+            assert all(ours == theirs for ours, theirs in records)
+            assert tracemalloc.get_traced_memory()[1] < 5 << 20, "a part is 1 MiB, in memory twice while it is cut"
+        finally:
+            tracemalloc.stop()
 
 
 def test_an_empty_database_has_no_records(tmp_path: Path) -> None:

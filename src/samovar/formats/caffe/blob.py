@@ -117,6 +117,27 @@ def _is_written(path: Path, content: bytes) -> bool:
     raise InputError(f"{path}: exists with other content, so it is not replaced. Remove it, or choose another.")
 
 
+def require_place_for_mean(path: Path) -> None:
+    """Raise InputError if `write_mean` could make no file there, for any mean."""
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    is_taken = os.path.lexists(path)
+    if not (path.is_file() if is_taken else above.is_dir()):
+        what = "is not a regular file" if is_taken else f"cannot be written, because {above} is not a folder"
+        raise InputError(f"{path}: {what}. Give the name of a new file.")
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Unlike a rename, never over a file that another process made."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no hard links
+        if os.path.lexists(path):
+            raise
+        partial.rename(path)
+
+
 def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
     """Write a mean image (C, H, W), float32, to a new file; False if it exists with the same content.
     Raises: InputError if it exists with other content, or cannot be written."""
@@ -126,8 +147,9 @@ def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
         if _is_written(path, content):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # of a process that was killed, and had the same number in its container
         write_file(partial, [content])
-        os.link(partial, path)  # unlike rename, never over a file that another process made
+        _publish(partial, path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from error
     finally:

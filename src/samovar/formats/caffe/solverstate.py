@@ -51,7 +51,13 @@ def read_solverstate(path: Path) -> SolverState:
 
 
 def encode_solverstate(state: SolverState) -> bytes:
-    """The bytes of the binary form, as Caffe reads them."""
+    """The bytes of the binary form, as Caffe reads them. Raises InputError above protobuf's limit of 2 GB."""
+    size_bytes = sum(array.nbytes for array in state.history)
+    if size_bytes > MAX_BINARY_BYTES:
+        raise InputError(
+            f"the histories have {size_bytes:,} bytes, and a binary solverstate holds 2 GB; "
+            "use its HDF5 form (.solverstate.h5, or snapshot_format: HDF5 in the solver)"
+        )
     message = packed_message_class("SolverState")(
         iter=state.iteration, learned_net=state.learned_net, current_step=state.current_step
     )

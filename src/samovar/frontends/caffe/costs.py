@@ -84,16 +84,24 @@ def costs(net: Net) -> NetCost:
 
 
 def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
-    """A filter uses each weight once at every place, a product once in every row or time step."""
+    """A filter uses each weight once at every place, a product once in every row or time step.
+    The static values of a recurrent layer are multiplied once for all steps of a sequence."""
     if isinstance(layer, Convolution):
         places = inputs if isinstance(layer, Deconvolution) else layer.top_shapes
         return sum(map(prod, places)) * prod(layer.weight.shape[1:])
     if isinstance(layer, InnerProduct):
         return prod(layer.top_shapes[0]) // int(layer.num_output) * layer.weight.numel()
     if isinstance(layer, RNN | LSTM):
-        weights = [p.numel() for name, p in layer.named_parameters() if name.endswith("weight")]
-        return prod(inputs[0][:2]) * sum(weights)
+        weights = {name: p.numel() for name, p in layer.named_parameters() if name.endswith("weight")}
+        once = weights.pop("static_weight", 0)
+        num_steps, num_sequences = inputs[0][:2]
+        return num_sequences * (num_steps * sum(weights.values()) + once)
     return 0
+
+
+def num_sequences(net: CaffeNet) -> int | None:
+    """How many sequences a batch has, if the net has a recurrent layer: there axis 0 is time."""
+    return next((layer.top_shapes[0][1] for layer in net.layers if isinstance(layer, RNN | LSTM)), None)
 
 
 @dataclass(frozen=True, slots=True)

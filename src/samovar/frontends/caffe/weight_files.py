@@ -29,6 +29,7 @@ from samovar.formats.caffe.caffemodel import (
     encode_caffemodel_hdf5,
     read_stored_net,
 )
+from samovar.formats.torch_pickle import require_only_tensors
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.spec import LayerSpec
 from samovar.frontends.caffe.upgrade import type_today
@@ -37,6 +38,7 @@ NamedArrays: TypeAlias = dict[str, npt.NDArray[np.float32]]
 
 MAX_STATE_BYTES = 1 << 36
 _ZIP_MAGIC, _PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
+_OLD_FORM_PICKLES = 5  # before the values in a file of torch before 1.6
 _HEADER_SIZE_BYTES = 8  # of safetensors: how long its header is
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")  # the keys under which checkpoints keep it
 _WRAPPER_PREFIX = "module."  # DistributedDataParallel's
@@ -89,6 +91,7 @@ def _read_torch(path: Path) -> dict[str, torch.Tensor]:
     size_bytes = path.stat().st_size
     try:
         _require_stored(path)
+        _require_only_tensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error says what is wrong with a file
             found = torch.load(path, map_location="cpu", weights_only=True)
@@ -115,6 +118,16 @@ def _require_stored(path: Path) -> None:
         packed = [part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise InputError(f"{path}: its part '{packed[0]}' is compressed, which torch.save never does; is it a .npz?")
+
+
+def _require_only_tensors(path: Path) -> None:
+    if start_of(path, len(_ZIP_MAGIC)) == _ZIP_MAGIC:
+        # torch's own, so that it finds the same part as torch.load
+        require_only_tensors(io.BytesIO(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")))
+        return
+    with path.open("rb") as file:
+        for _ in range(_OLD_FORM_PICKLES):
+            require_only_tensors(file)
 
 
 def _state_dict(path: Path, found: object) -> dict[str, torch.Tensor]:
@@ -154,7 +167,7 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     """The net's layers with their arrays, of any file of weights; with `model`, its name, types, bottoms and tops.
 
     Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
-    `model` lacks. Also if a layer of a known type has other names, such as a bias alone.
+    `model` lacks. Also if a layer has other names than its type, such as a bias alone.
     """
     arrays = read_named(path) if (is_named := is_named_file(path)) else {}
     stored = _with_metadata(grouped(arrays, path), path) if is_named else read_stored_net(path)
@@ -204,7 +217,18 @@ def require_finite_layers(stored: StoredNet, path: Path) -> None:
             require_finite(path, record.name, index, array)
 
 
+def lacks_arrays(record: LayerRecord) -> bool:
+    """Whether a layer of this type has arrays in any net, but not here."""
+    is_by_bottoms = record.type in ("Bias", "Scale") and len(record.bottoms) > 1
+    return record.type in _NAMES and not record.blobs and not is_by_bottoms
+
+
 def _require_names(stored: StoredNet, arrays: NamedArrays, path: Path) -> None:
+    for record in stored.layers:
+        endings = [ending for ending in _ORDER if f"{record.name}.{ending}" in arrays]
+        if endings and not record.type and endings[0] not in _FIRST:
+            what = f"the first array of layer '{record.name}' is '{endings[0]}', not one of {', '.join(_FIRST)}"
+            raise InputError(f"{path}: {what}; give all arrays of the layer, or the net with --model")
     records = {record.name: record for record in stored.layers if record.type in _NAMES}
     for name in arrays:
         layer, _, ending = name.rpartition(".")
@@ -286,6 +310,7 @@ _NAMES = {
     "RNN": ("input_weight", "input_bias", "state_weight", "output_weight", "output_bias"),
     "Scale": ("scale", "bias"),
 }
+_FIRST = tuple(dict.fromkeys(names[0] for kind, names in _NAMES.items() if kind != "Bias"))
 _STATIC = "static_weight"  # of a recurrent layer with a third bottom; before state_weight
 _ORDER = (
     *("weight", "scale", "slope", "value", "bias", "mean", "variance", "count"),

@@ -100,25 +100,37 @@ def read_weights(path: Path, net: CaffeNet) -> Weights:
     return as_weights(net, read_named(path), path) if is_named_file(path) else read_caffemodel(path)
 
 
-def load_weights(net: CaffeNet, paths: Sequence[Path], tells_ignored: bool = True) -> tuple[str, ...]:
+def load_weights(
+    net: CaffeNet, paths: Sequence[Path], tells_ignored: bool = True, *, needs_all: bool = False
+) -> tuple[str, ...]:
     """Put the files' arrays into the net, later files over earlier ones.
 
     Returns sentences on layers that no file has, and if `tells_ignored` on layers of files that the net lacks.
-    Raises InputError, with the net unchanged, if a file is damaged, fits nowhere or differs in shape.
+    Raises InputError, with the net unchanged, if a file is damaged, fits nowhere or differs in shape. With `needs_all`
+    also if a layer of the net is in no file.
     """
     matched = [match_weights(net, read_weights(path, net), path) for path in paths]
+    lacking = [layer for layer in matched[0].missing if all(layer in m.missing for m in matched)] if matched else []
+    files, verb = ", ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
+    if needs_all:
+        require_all(lacking, net.path, files)
     arrays = {name: array for match in matched for name, array in match.arrays.items()}
     for info in net.parameter_infos:
         if info.name in arrays:
             info.parameter.data.copy_(torch.from_numpy(arrays[info.name]))
     for path in paths:
         _load_buffers(net, path)
-    lacking = [layer for layer in matched[0].missing if all(layer in m.missing for m in matched)] if matched else []
-    files, verb = ", ".join(map(str, paths)), "has" if len(paths) == 1 else "have"
     missing = (f"{files}: {verb} no layers {_some(lacking)}; they start from their fillers",) if lacking else ()
     ignored = zip(paths, (match.ignored if tells_ignored else () for match in matched), strict=True)
     told = (f"{path}: layers {_some(names)} are not in this net; ignored" for path, names in ignored if names)
     return *missing, *told
+
+
+def require_all(lacking: Sequence[str], model: Path, files: Path | str) -> None:
+    """Raise InputError if the files lack layers with arrays of the net `model`."""
+    if lacking:
+        what = f"lacks the arrays of layers {_some(lacking)} of {model}"
+        raise InputError(f"{files}: {what}; give a file that has them all, or a net without these layers")
 
 
 def _load_buffers(net: CaffeNet, path: Path) -> None:

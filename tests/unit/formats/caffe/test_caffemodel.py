@@ -132,6 +132,8 @@ def test_more_than_two_gigabytes_are_refused() -> None:
 
     with pytest.raises(InputError, match="2 GB"):
         encode_caffemodel("big", [LayerRecord("x", "InnerProduct", (), (), [array])])
+    with pytest.raises(InputError, match=r"2 GB; .*snapshot_format: HDF5"):
+        encode_solverstate(SolverState(1, "big_iter_1.caffemodel", [array]))
 
 
 def test_solverstate_round_trip(tmp_path: Path, rng: np.random.Generator) -> None:
