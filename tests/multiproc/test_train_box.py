@@ -2,6 +2,7 @@
 
 import re
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -347,13 +348,22 @@ def test_a_killed_server_is_awaited_by_members_elsewhere_and_not_missed_by_those
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_come_back_ends_those_elsewhere(solvers: dict[int, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("there", "did not come back in time|cannot be reached within"), ("here", "box '.*' has ended, and this center")],
+)
+def test_a_server_that_is_ended_ends_those_who_train_there(
+    solvers: dict[int, Path], tmp_path: Path, place: str, message: str
+) -> None:
     box, out = Served(tmp_path), tmp_path / "out"
-    with box.running() as server, start(solvers[ENDLESS], box.there, "narrow", out, "--timeout", 10) as there:
-        there.wait_for_step(out, 20)
+    with ExitStack() as stack:
+        server = stack.enter_context(box.running())
+        where = getattr(box, place)
+        worker = stack.enter_context(start(solvers[ENDLESS], where, "narrow", out, "--timeout", 10))
+        worker.wait_for_step(out, 20)
         server.send(signal.SIGTERM)
         server.wait()
-        ended = there.wait()
+        ended = worker.wait()
     assert ended.return_code == 3
-    assert re.search("did not come back in time|cannot be reached within", ended.errors), ended.errors
+    assert re.search(message, ended.errors), ended.errors
     assert "Traceback" not in ended.errors

@@ -17,6 +17,7 @@ from samovar.core.host import create_empty, seal
 
 MAX_MEMBERS: Final = 64
 NUM_WORDS: Final = 15  # that all members share
+ENDED_WORD: Final = 11  # of these: not 0 once the box has ended, and the memory is nobody else's
 _TOKEN_WORD: Final = 15  # the number of the maker, set once
 _PROGRESS = struct.Struct("<2Q3d2QdQ")
 _INCARNATION = struct.Struct("<Q")
@@ -217,6 +218,11 @@ class Board:
 
     def set_word(self, index: int, value: int) -> None:
         self._native.set_word(_checked(index), value)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the box has ended in order: nobody else will see what is changed from now on."""
+        return self._native.word(ENDED_WORD) != 0
 
     def claim_word(self, index: int, value: int) -> int:
         """Set the word if it is 0; return its value now, `value` or that of a faster member."""

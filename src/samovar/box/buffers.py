@@ -6,14 +6,14 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.box.board import MAX_MEMBERS, Board, create_board
+from samovar.box.board import ENDED_WORD, MAX_MEMBERS, Board, create_board
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
 from samovar.core.closing import Closing
 from samovar.core.errors import InputError, RankFailed
@@ -128,6 +128,7 @@ class NamedBuffers:
         for name in self.names():
             if f"board/{name}" not in self._descriptors:  # the last server died between the two
                 self._discard(f"center/{name}")
+        self.say_ended(is_ended=False)  # the last one may have been killed while it ended
 
     def names(self) -> list[str]:
         keys = list(self._descriptors)  # at once: members of other hosts may come meanwhile
@@ -146,8 +147,7 @@ class NamedBuffers:
         filled it, or not at all.
         """
         token = token or new_token()
-        if not _NAME.fullmatch(name):
-            raise InputError(f"a buffer cannot be called {name!r}; use letters, digits, '.', '_', '-', at most 64")
+        require_name(name)
         with self._lock:
             if f"center/{name}" in self._descriptors:
                 return self._existing(name, shape, token)
@@ -208,6 +208,13 @@ class NamedBuffers:
             mapped = mmap.mmap(self._descriptors[key], RemoteMemory.num_bytes(num_elements))
         return RemoteMemory.of(mapped, num_elements)
 
+    def say_ended(self, *, is_ended: bool) -> None:
+        """Tell the programs that have the memory mapped whether it is a box's no longer."""
+        with self._lock:
+            for name in self.names():
+                with suppress(InputError):  # another version's
+                    Board(self._buffer(name).board).set_word(ENDED_WORD, int(is_ended))
+
     def close(self) -> None:
         """Close this process's descriptors; those of the memory holder stay."""
         with self._lock:
@@ -225,6 +232,12 @@ class NamedBuffers:
     def _discard(self, key: str) -> None:
         self._memory.discard(key)
         os.close(self._descriptors.pop(key))
+
+
+def require_name(name: object) -> None:
+    """Raises InputError if a buffer cannot be called so."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InputError(f"a buffer cannot be called {name!r}; use letters, digits, '.', '_', '-', at most 64")
 
 
 def new_token() -> int:

@@ -4,8 +4,9 @@ import math
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from samovar.box.base import SeatCenter, Versions
-from samovar.box.buffers import BufferShape
+from samovar.box.buffers import BufferShape, require_name
 from samovar.box.endpoints import BoxView, Endpoints, create_shards, drop_shards, parse_endpoints, take_shards, view
 from samovar.box.joining import BoxSeat, buffer_names
 from samovar.box.local import DEFAULT_BOX
 from samovar.core.clock import Deadline
 from samovar.core.closing import Closing
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, require_whole
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError, require_whole
 from samovar.transports.base import Array
 
 _WHO = "samovar.box"
@@ -42,7 +43,7 @@ def connect(
         raise InputError(f"{_WHO}: timeout_s is {timeout_s!r}; give more than 0 and at most a day")
     named = ",".join(map(str, box)) if isinstance(box, list | tuple) else str(box)
     with _in_python():
-        places = parse_endpoints(named, None if key_file is None else Path(key_file))
+        places = parse_endpoints(named, _path(key_file))
         deadline = Deadline.after(timeout_s)
         for place in places.boxes:
             buffer_names(place, _WHO, deadline)
@@ -66,6 +67,8 @@ class Box:
         `with_velocity`: a new buffer takes updates with momentum, and needs twice the memory. Raises InputError if
         there is no such buffer, or it has another size or no velocity.
         """
+        require_name(name)
+        _require_shape(num_elements, with_velocity)
         with _in_python():
             if name not in self.names():
                 self._make(name, num_elements, with_velocity=with_velocity)
@@ -81,6 +84,7 @@ class Box:
 
     def drop(self, name: str) -> None:
         """Delete a buffer. Programs that use it keep it until they end. Raises InputError if there is none."""
+        require_name(name)
         with _in_python():
             drop_shards(self._places, name, _WHO, self._deadline())
 
@@ -93,7 +97,6 @@ class Box:
             raise InputError(
                 f"{_WHO}: {self._places} has no buffer {name!r}; there are: {there}. Give num_elements to make it"
             )
-        require_whole(f"{_WHO}: num_elements", num_elements, least=1)
         shape = BufferShape(int(num_elements), with_velocity=with_velocity)
         # Another program may make it now, too.
         create_shards(self._places, name, shape, _WHO, self._deadline(), goes_on=True)
@@ -107,10 +110,12 @@ class BoxBuffer(Closing):
 
     Arrays are of NumPy, or tensors on the CPU, of any shape with N elements. `get` only looks. The first change takes
     a seat in the buffer. From then on `samovar box list` shows this program, and workers that train there count it.
+    `close` gives the seat back, or the end of the last reference to the buffer.
 
     `versions`, int64 (num_chunks,), are the updates of each chunk at the last `get`, `accumulate` or `exchange`. Calls
-    raise DeadlineExceeded after the `timeout_s` of `connect`, and NotFinite if c would become infinite or NaN. A change
-    that met DeadlineExceeded may still come to c: one that is made again may count twice.
+    raise DeadlineExceeded after the `timeout_s` of `connect`, NotFinite if c would become infinite or NaN, RankFailed
+    once the box has ended. A change that met DeadlineExceeded may still come to c: one that is made again may count
+    twice.
 
     Cost: 4N bytes for each call, from or to another host; 8N for `exchange`.
     """
@@ -123,8 +128,11 @@ class BoxBuffer(Closing):
         self._view = viewed
         self._seat: BoxSeat | None = None
         self._num_updates = 0
-        self._is_closed = False
         self._process_id, self._lock = os.getpid(), threading.Lock()
+        self._ends = ExitStack()
+        self._ends.callback(viewed.close)
+        self._end = weakref.finalize(self, _leave, self._ends, self._process_id)
+        self._end.atexit = False  # the process's end says it
 
     def get(self, into: Any = None) -> Array:
         """c, float32 (N,), in a new array or `into` this one. Each chunk is whole, also if others change it."""
@@ -156,11 +164,8 @@ class BoxBuffer(Closing):
 
     def close(self) -> None:
         """Leave the buffer, which stays in the box. A second call does nothing."""
-        if not self._is_closed and self._process_id == os.getpid():
-            self._is_closed = True
-            if self._seat is not None:
-                self._seat.close()
-            self._view.close()
+        if self._process_id == os.getpid() and self._end.detach():
+            self._ends.close()
 
     def __repr__(self) -> str:
         return f"BoxBuffer({self.name!r}, {self.num_elements:,} elements, {self._places})"
@@ -173,6 +178,7 @@ class BoxBuffer(Closing):
             if seat.shape != self._view.shape:
                 seat.close()
                 raise InputError(f"{_WHO}: buffer {self.name!r} was made again, with another size; open it again")
+            self._ends.callback(seat.close)
             self._seat = seat
         return self._seat.center
 
@@ -182,8 +188,8 @@ class BoxBuffer(Closing):
 
     def _open(self, what: str) -> Deadline:
         """The deadline of a call. Raises InputError after `close`."""
-        if self._is_closed or self._process_id != os.getpid():  # a fork's updates would have its parent's numbers
-            how = "was closed" if self._is_closed else "was opened by the process that forked this one"
+        if not self._end.alive or self._process_id != os.getpid():  # a fork's updates would have its parent's numbers
+            how = "was closed" if not self._end.alive else "was opened by the process that forked this one"
             raise InputError(f"{what}: buffer {self.name!r} {how}; open it again with box.buffer({self.name!r})")
         return Deadline.after(self._timeout_s)
 
@@ -202,9 +208,12 @@ class BoxBuffer(Closing):
         """`values` as float32 (N,). Raises InputError."""
         given = values.detach() if hasattr(values, "detach") else values  # a tensor, also one that trains
         try:
-            array = np.ascontiguousarray(given, np.float32).reshape(-1)
+            found = np.asarray(given)
         except (TypeError, ValueError) as error:
             raise InputError(f"{what}: {error}; give an array or a CPU tensor, of a type that NumPy has") from error
+        if found.dtype.kind not in "biuf":  # NumPy reads texts as numbers, and leaves out imaginary parts
+            raise InputError(f"{what}: got values of type {found.dtype}; give floats, integers or booleans")
+        array = np.ascontiguousarray(found, np.float32).reshape(-1)
         if array.size != self.num_elements:
             raise InputError(
                 f"{what}: got {array.size:,} elements, and buffer {self.name!r} has {self.num_elements:,}; give all "
@@ -232,8 +241,34 @@ class BoxBuffer(Closing):
         return array
 
 
+def _leave(ends: ExitStack, process_id: int) -> None:
+    """The end of a buffer that was not closed. In a fork it is still its parent's."""
+    if process_id == os.getpid():
+        with suppress(SamovarError):
+            ends.close()
+
+
+def _path(key_file: Any) -> Path | None:
+    try:
+        return None if key_file is None else Path(key_file)
+    except TypeError as error:
+        raise InputError(f"{_WHO}: key_file is {key_file!r}; give the path of a file as text") from error
+
+
+def _require_shape(num_elements: object, with_velocity: object) -> None:
+    if isinstance(num_elements, bool):  # a whole number, too
+        raise InputError(f"{_WHO}: num_elements is {num_elements}; give a whole number from 1 on")
+    if num_elements is not None:
+        require_whole(f"{_WHO}: num_elements", num_elements, least=1)
+    if not isinstance(with_velocity, bool):
+        raise InputError(f"{_WHO}: with_velocity is {with_velocity!r}; give True or False")
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can be
+        return False
 
 
 @contextmanager

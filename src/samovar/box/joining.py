@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.box.base import CenterWithVelocity, SeatCenter
-from samovar.box.board import NUM_WORDS, Board, Member, Row, Rows
+from samovar.box.board import ENDED_WORD, NUM_WORDS, Board, Member, Row, Rows
 from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.line import BoxAddress
 from samovar.box.local import LocalBox, checked_name
@@ -106,7 +106,7 @@ def take_seat(
     if endpoint.name is None:
         return _remote_seat(_address(endpoint), name, who, deadline, index, timeout_s)
     with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
-        return mapped_seat(buffer, index)
+        return mapped_seat(buffer, index, str(endpoint))
 
 
 def buffer_names(endpoint: Endpoint, who: str, deadline: Deadline) -> list[str]:
@@ -154,7 +154,7 @@ def view_center(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> 
         far = RemoteCenter(_address(endpoint), name, who, deadline, is_viewer=True)
         return far, far.close
     with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
-        mapped = MappedCenter(buffer.center)
+        mapped = MappedCenter(buffer.center, board=Board(buffer.board), box=str(endpoint))
         return mapped, mapped.close
 
 
@@ -204,7 +204,8 @@ def _read_remote(box: BoxAddress, name: str, who: str, deadline: Deadline) -> tu
 
 
 def _words(board: Rows) -> dict[str, Array]:
-    return {"words": np.array([board.word(index) for index in range(NUM_WORDS)], np.uint64)}
+    words = [0 if index == ENDED_WORD else board.word(index) for index in range(NUM_WORDS)]
+    return {"words": np.array(words, np.uint64)}
 
 
 def _arrays(center: CenterWithVelocity, shape: BufferShape, deadline: Deadline) -> dict[str, Array]:
@@ -216,12 +217,12 @@ def _arrays(center: CenterWithVelocity, shape: BufferShape, deadline: Deadline) 
     return arrays
 
 
-def mapped_seat(buffer: Buffer, index: int | None = None) -> BoxSeat:
+def mapped_seat(buffer: Buffer, index: int | None = None, box: str = "the box") -> BoxSeat:
     """A member of a buffer whose files this process has, and may close afterwards. Raises as `take_seat`."""
     board = Board(buffer.board)
     member = board.join(index)
     try:
-        center = MappedCenter(buffer.center, member)
+        center = MappedCenter(buffer.center, member, board, box)
     except BaseException:
         board.leave(member)
         raise

@@ -107,7 +107,7 @@ class BoxServer:
         self.buffers = NamedBuffers(self._memory)
 
     def serve(self, is_over: Callable[[], bool]) -> None:
-        """Answer local programs until `is_over`, which is asked five times a second."""
+        """Answer local programs until `is_over`, asked five times a second. Then tell them that the box has ended."""
         self._listener.settimeout(_POLL_S)
         while not is_over():
             try:
@@ -120,6 +120,7 @@ class BoxServer:
             with connection:
                 if (process := unix_sockets.user_process(connection)) is not None:
                     self._answer(connection, process)
+        self.buffers.say_ended(is_ended=True)  # before the last snapshot, which has all that nobody was told of
 
     def close(self, *, keeps_memory: bool = False) -> None:
         """The end of the box: server and memory holder go, and the memory with the last member that has it mapped.
@@ -127,6 +128,7 @@ class BoxServer:
         With `keeps_memory` the holder keeps it for the next server, as if this one had been killed.
         """
         self._listener.close()
+        self.buffers.say_ended(is_ended=not keeps_memory)
         self.buffers.close()
         (self._memory.close if keeps_memory else self._memory.end)()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from samovar import _native
 from samovar.box.base import PendingPush, Versions
-from samovar.box.board import MAX_MEMBERS, Member
+from samovar.box.board import MAX_MEMBERS, Board, Member
 from samovar.core.clock import Deadline
 from samovar.core.closing import Closing
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
@@ -89,10 +89,14 @@ class MappedCenter(Closing):
 
     The descriptor may be closed afterwards. One object is one member: its updates run one after the other, those in
     the background first. Raises InputError if the file is damaged or not a center, RankFailed if the member's row
-    belongs to a newer incarnation or to a living process.
+    belongs to a newer incarnation or to a living process. With the buffer's `board`, operations raise RankFailed once
+    its `box` has ended.
     """
 
-    def __init__(self, descriptor: int, member: Member | None = None) -> None:
+    def __init__(
+        self, descriptor: int, member: Member | None = None, board: Board | None = None, box: str = "the box"
+    ) -> None:
+        self._board, self._box = board, box
         self._name = "the box" if member is None else f"member {member.index} of the box"
         try:
             self._native = _native.Center(descriptor)
@@ -234,14 +238,20 @@ class MappedCenter(Closing):
             raise InputError(f"{self._name}: {what}; this one has none")
 
     def _check(self, done: bool, what: str) -> None:
+        self._check_box()  # also afterwards: a change that meets no error is in the last snapshot of the box
         if not done:
             raise DeadlineExceeded(
                 f"{self._name} could not {what} of {self.num_elements:,} elements before its deadline; "
                 "is the machine overloaded? Raise --timeout, in a script timeout_s"
             )
 
+    def _check_box(self) -> None:
+        if self._board is not None and self._board.has_ended:
+            raise RankFailed(f"{self._box} has ended, and this center with it; start it, then connect or join again")
+
     @contextmanager
     def _refusing(self) -> Iterator[None]:
+        self._check_box()
         try:
             yield
         except _native.NotFinite as error:

@@ -270,7 +270,7 @@ class Operation:
 
 def pack_name(name: str) -> bytes:
     """Raises InputError if no buffer can be called so."""
-    encoded = name.encode()
+    encoded = name.encode(errors="backslashreplace")  # of the command line's bytes that are no text
     if not 1 <= len(encoded) <= MOST_NAME_BYTES:
         raise InputError(f"the name of a center has 1 to {MOST_NAME_BYTES} bytes, got {name!r}")
     return encoded

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -272,6 +273,7 @@ class Snapshots:
         self._every_s = every_s
         self._tell = tell
         self._written: dict[str, bytes] = {}
+        self._refused: set[str] = set()  # names of files that were not loaded
         self._failure = ""  # of the last save
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="samovar-snapshots", daemon=True)
@@ -299,6 +301,7 @@ class Snapshots:
                 content = Content.of(*read_mapped(buffer, Deadline.after(TIMEOUT_S)))
             digest = content.digest()
             if self._written.get(name) != digest:
+                self._set_aside(name)
                 content.write(self._path(name), digest)
                 self._written[name] = digest
         for name in set(self._written) - set(names):
@@ -317,11 +320,25 @@ class Snapshots:
             try:
                 content = Content.read(path)
                 self._buffers.create(name, content.shape, fill=partial(_fill, content))
-            except SamovarError as error:
-                self._tell(f"not loaded: {error}")
+            except (SamovarError, MemoryError) as error:
+                self._refused.add(name)
+                reason = str(error) or "memory is short"
+                self._tell(f"not loaded: {reason if str(path) in reason else f'{path}: {reason}'}")
             else:
                 self._written[name] = content.digest()
                 self._tell(f"loaded from {path}: {name}")
+
+    def _set_aside(self, name: str) -> None:
+        """Before a new buffer is saved: a file that was not loaded may be the only copy of another center."""
+        if name not in self._refused:
+            return
+        path = self._path(name)
+        paths = (path.with_name(f"{path.name}.refused-{number}") for number in count(1))
+        kept = next(free for free in paths if not free.exists())
+        with suppress(FileNotFoundError):  # somebody has moved it already
+            path.rename(kept)
+            self._say(f"{path} was not loaded, and a new buffer takes its name: the old file is {kept} now")
+        self._refused.remove(name)
 
     def _serve(self) -> None:
         is_over = False
@@ -335,8 +352,11 @@ class Snapshots:
             except (SamovarError, MemoryError) as error:  # dropped this moment, say
                 self._failure = f"--box-snapshot {self._folder}: {str(error) or 'memory is short'}"
             if self._failure and not is_over:
-                with suppress(OSError):  # nobody reads it any more
-                    self._tell(self._failure)
+                self._say(self._failure)
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads it any more
+            self._tell(text)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"

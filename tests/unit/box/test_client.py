@@ -1,9 +1,10 @@
 """`samovar.box.connect`: named buffers of a served box, here and over the network, in one box and over two."""
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 import samovar
+from samovar.box.joining import parse_endpoint, take_seat
+from samovar.box.local import BoxServer
 from samovar.cli.box import _described
+from samovar.core.clock import Deadline
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box as ServedBox
 
@@ -103,14 +107,27 @@ MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], obj
         lambda box, _c: box.buffer("c", 5, with_velocity=True),
         "has no velocity, and with_velocity is True; take another name, or drop it first",
     ),
-    "no size": (lambda box, _c: box.buffer("c", cast("Any", "4")), "has 5 elements, and num_elements is '4'"),
+    "no size": (lambda box, _c: box.buffer("c", cast("Any", "5")), "num_elements is '5'; give a whole number"),
+    "a size that is a truth": (lambda box, _c: box.buffer("d", True), "num_elements is True; give a whole number"),
+    "a velocity that is a number": (
+        lambda box, _c: box.buffer("d", 5, with_velocity=cast("Any", 1)),
+        "with_velocity is 1; give True or False",
+    ),
     "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
+    "a number for a name": (lambda box, _c: box.buffer(cast("Any", 5), 3), "cannot be called 5"),
+    "no name": (lambda box, _c: box.buffer(cast("Any", None), 3), "cannot be called None"),
+    "a name that is no text": (lambda box, _c: box.buffer("\udc80", 3), r"cannot be called '\\udc80'"),
+    "to drop a number": (lambda box, _c: box.drop(cast("Any", 5)), "cannot be called 5"),
+    "to drop a name that is no text": (lambda box, _c: box.drop("\udc80"), r"cannot be called '\\udc80'"),
     "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
     "a rate that is none": (lambda _box, c: c.exchange(np.ones(5, np.float32), float("nan")), "its rate is nan"),
+    "a rate that no float can be": (lambda _box, c: c.accumulate(np.ones(5), 10**400), "accumulate: its rate is 1000"),
     "no rate": (lambda _box, c: c.accumulate(np.ones(5), cast("Any", None)), "accumulate: its rate is None; give a"),
     "a type of torch's own": (lambda _box, c: c.put(torch.ones(5, dtype=torch.bfloat16)), "of a type that NumPy has"),
     "a short array": (lambda _box, c: c.put([1.0]), "put: got 1 elements, and buffer 'c' has 5"),
-    "no numbers": (lambda _box, c: c.accumulate(["a"] * 5), "accumulate: could not convert"),
+    "texts": (lambda _box, c: c.accumulate(["1"] * 5), "accumulate: got values of type <U1; give floats, integers"),
+    "complex numbers": (lambda _box, c: c.put(np.ones(5, complex)), "put: got values of type complex128; give floats"),
+    "rows of several lengths": (lambda _box, c: c.put([[1.0], [1.0, 2.0]]), "put: setting an array element"),
     "a copy": (lambda _box, c: c.exchange(np.ones(5), 0.5), "exchange: its array is changed in place"),
     "a read-only array": (lambda _box, c: c.get(np.broadcast_to(np.float32(1), 5)), "get: its array is changed"),
     "to drop nothing": (lambda box, _c: box.drop("d"), "no buffer 'd'"),
@@ -123,6 +140,7 @@ def test_mistakes(mistake: str, box: samovar.box.Box) -> None:
     call, message = MISTAKES[mistake]
     with box.buffer("c", 5) as buffer, pytest.raises(samovar.InputError, match=message):
         call(box, buffer)
+    assert box.names() == ["c"]  # it made nothing
 
 
 def test_numbers_that_are_not_finite_do_not_come_in(box: samovar.box.Box) -> None:
@@ -154,6 +172,68 @@ def test_a_fork_opens_a_buffer_of_its_own(box: samovar.box.Box, monkeypatch: pyt
         assert set(buffer.get()) == {1.0}
 
 
+def test_a_buffer_that_is_forgotten_gives_its_seat_back(box: samovar.box.Box) -> None:
+    for _ in range(70):  # of 64 seats
+        box.buffer("c", 5).accumulate(np.ones(5))
+    with box.buffer("c") as buffer:
+        assert set(buffer.get()) == {70.0}
+
+
+def test_a_fork_that_forgets_a_buffer_leaves_its_seat_to_the_parent(
+    served: list[ServedBox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = samovar.box.connect(served[0].name)
+    buffer = box.buffer("c", 5)
+    buffer.accumulate(np.ones(5))
+    monkeypatch.setattr("samovar.box.client.os.getpid", lambda: 1)
+    del buffer
+    assert [row.is_alive for row in served[0].board("c").rows()] == [True]
+    box.drop("c")
+
+
+@contextmanager
+def serving(name: str) -> Iterator[None]:
+    """A box of this host; the block's end is that of the box."""
+    server, is_over = BoxServer(name, 20.0), threading.Event()
+    thread = threading.Thread(target=server.serve, args=(is_over.is_set,))
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        server.close()
+
+
+def test_nobody_changes_or_reads_what_a_box_had_that_has_ended(served: list[ServedBox]) -> None:
+    name, address = f"test-{uuid.uuid4().hex}", served[1].address.address
+    boxes = [name, f"{address[0]}:{address[1]}"]
+    with ExitStack() as stack:
+        with serving(name):
+            whole = samovar.box.connect(name).buffer("whole", 5)
+            halves = samovar.box.connect(boxes, served[1].key_file).buffer("halves", SIZE)
+            reader = samovar.box.connect(name).buffer("whole")
+            worker = stack.enter_context(take_seat(parse_endpoint(name, None), "whole", "test", Deadline.after(30.0)))
+            for buffer in (whole, halves):
+                stack.enter_context(buffer).accumulate(np.ones(buffer.num_elements))
+            push = worker.center.accumulate_in_background(1, np.ones(5, np.float32))
+        with serving(name):
+            x = np.ones(SIZE, np.float32)
+            calls: list[Callable[[], object]] = [lambda: push.wait(Deadline.after(30.0)), reader.get, whole.get]
+            calls += [lambda: worker.center.exchange(2, x[:5], 0.5, Deadline.after(30.0)), halves.get]
+            calls += [lambda: whole.put(x[:5]), lambda: whole.accumulate(x[:5]), lambda: halves.exchange(x, 0.5)]
+            for call in calls:
+                with pytest.raises(
+                    samovar.RankFailed, match=f"^box '{name}' has ended, and this center with it; start"
+                ):
+                    call()
+            assert (x[:5] == 1).all()
+            with samovar.box.connect(name).buffer("whole", 5) as again:
+                again.accumulate(np.ones(5))
+                assert set(again.get()) == {1.0}
+    samovar.box.connect(boxes[1], served[1].key_file).drop("halves")
+
+
 def test_several_programs_make_one_buffer(box: samovar.box.Box) -> None:
     barrier = threading.Barrier(4)
 
@@ -178,6 +258,8 @@ def test_several_programs_make_one_buffer(box: samovar.box.Box) -> None:
         ({"timeout_s": 0}, "timeout_s is 0"),
         ({"timeout_s": None}, "timeout_s is None; give more than 0"),
         ({"timeout_s": "5"}, "timeout_s is '5'; give more than 0"),
+        ({"timeout_s": 10**400}, "timeout_s is 1000.*; give more than 0"),
+        ({"key_file": b"key.pem"}, "key_file is b'key.pem'; give the path of a file as text"),
         ({"box": Path("nobody-serves-this")}, "nobody serves box 'nobody-serves-this'"),
         ({"box": None}, "nobody serves box 'None'"),
     ],

@@ -18,6 +18,8 @@ import pytest
 
 from samovar.box.board import Board, Origin
 from samovar.box.buffers import Buffer, BufferShape
+from samovar.box.client import connect
+from samovar.box.joining import mapped_seat
 from samovar.box.local import BoxServer, LocalBox, holder_address, server_address
 from samovar.box.mapped import MappedCenter
 from samovar.box.protocol import NOBODY, Attachment
@@ -240,6 +242,33 @@ def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
             assert read(found) == {3.0}
             found.close()
     buffer.close()
+    end(box)
+
+
+def test_the_memory_of_a_server_that_was_killed_while_it_ended_is_used_again(box: str) -> None:
+    with serving(box):
+        buffer = connect(box).buffer("a", 5)
+        buffer.accumulate(np.ones(5))
+    with pytest.raises(RankFailed, match=f"box '{box}' has ended"):
+        buffer.accumulate(np.ones(5))
+    with serving(box):
+        buffer.accumulate(np.ones(5))
+        assert set(connect(box).buffer("a").get()) == {2.0}
+    buffer.close()
+    end(box)
+
+
+def test_members_go_on_in_memory_that_is_kept_because_its_last_save_failed(box: str) -> None:
+    server, ones = BoxServer(box, KEEP_S), np.ones(5, np.float32)
+    server.buffers.create("a", BufferShape(5))
+    with server.buffers.held("a") as buffer, mapped_seat(buffer) as seat:
+        server.serve(lambda: True)
+        with pytest.raises(RankFailed, match="the box has ended"):
+            seat.center.accumulate(1, ones, soon())
+        server.close(keeps_memory=True)
+        assert (seat.center.accumulate(2, ones, soon()) == 1).all()
+    assert server._memory._process is not None
+    HOLDERS.append(server._memory._process)
     end(box)
 
 

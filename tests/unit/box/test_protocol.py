@@ -20,6 +20,7 @@ from samovar.box.protocol import (
     Request,
     Status,
     elements,
+    pack_name,
     parts,
     status_of,
 )
@@ -74,6 +75,10 @@ def test_noise_is_refused_or_is_a_request_within_its_bounds() -> None:
             except SamovarError:
                 num_refused += 1
     assert num_refused > 5000
+
+
+def test_a_name_of_bytes_that_are_no_text_is_asked_for_with_escapes() -> None:
+    assert pack_name("\udc80") == rb"\udc80"
 
 
 def test_another_version_is_named() -> None:

@@ -104,6 +104,57 @@ def test_a_buffer_that_was_not_filled_does_not_replace_its_file(
     assert Content.read(tmp_path / "copy.safetensors").arrays["center"].tolist() == [1.0] * 100
 
 
+def test_the_last_snapshot_does_not_say_that_its_box_has_ended(memory: Memory, tmp_path: Path) -> None:
+    """Whoever loads it has a box that goes on."""
+    buffers = NamedBuffers(memory)
+    with Snapshots(buffers, tmp_path, SELDOM_S, print):
+        buffers.create("copy", BufferShape(100))
+        buffers.say_ended(is_ended=True)
+    buffers.close()
+    assert not Content.read(tmp_path / "copy.safetensors").arrays["words"].any()
+
+
+def test_a_file_that_was_not_loaded_is_kept_when_a_new_buffer_takes_its_name(memory: Memory, tmp_path: Path) -> None:
+    path, told = tmp_path / "copy.safetensors", list[str]()
+    for number in (1, 2):
+        path.write_bytes(spoiled := b"the only one" * number)
+        buffers = NamedBuffers(memory)
+        with Snapshots(buffers, tmp_path, SELDOM_S, told.append) as snapshots:
+            snapshots.write()
+            assert path.read_bytes() == spoiled, "nobody needs its name yet"
+            buffers.create("copy", BufferShape(100))
+            for value in (1.0, 2.0):
+                with buffers.held("copy") as buffer, mapped_seat(buffer) as session:
+                    session.center.write(np.full(100, value, np.float32), Deadline.after(30.0))
+                snapshots.write()
+            assert (kept := tmp_path / f"copy.safetensors.refused-{number}").read_bytes() == spoiled
+            assert Content.read(path).arrays["center"].tolist() == [2.0] * 100
+            refused, renamed = told[2 * number - 2 :]
+            assert refused.startswith(f"not loaded: {path}: not a safetensors file")
+            assert renamed == f"{path} was not loaded, and a new buffer takes its name: the old file is {kept} now"
+            buffers.drop("copy")
+        buffers.close()
+    assert {path.name[-9:] for path in tmp_path.glob("copy*")} == {"refused-1", "refused-2"}
+
+
+def test_a_good_file_that_finds_no_memory_is_kept(
+    memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*_arguments: object, **_more: object) -> None:
+        raise MemoryError
+
+    Content.of(BufferShape(3), {"center": np.arange(3, dtype=np.float32)}).write(tmp_path / "copy.safetensors")
+    buffers, told = NamedBuffers(memory), list[str]()
+    monkeypatch.setattr(NamedBuffers, "create", create)
+    with Snapshots(buffers, tmp_path, SELDOM_S, told.append):
+        monkeypatch.undo()
+        buffers.create("copy", BufferShape(100))
+    buffers.close()
+    assert told[0] == f"not loaded: {tmp_path / 'copy.safetensors'}: memory is short"
+    kept = Content.read(tmp_path / "copy.safetensors.refused-1")
+    assert kept.arrays["center"].tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_save_that_finds_no_memory_is_told_and_made_again(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
