@@ -271,6 +271,7 @@ class SimulatedWorker:
         is_fresh = settled.exchanges_weights or settled.needs_center or transport.group.world_size == 1
         self._backward_s = [sum(one.backward_s - (0 if is_fresh else one.fresh_s) for one in own) for own in segments]
         self._forward_s[-1] += work.before_s
+        self._all_forward_s, self._all_backward_s = sum(self._forward_s), sum(self._backward_s) + work.after_s
 
     def advance(self, number: int, strategy: Strategy) -> None:
         """Time passes only where the strategy may look at it: the rest is summed up."""
@@ -278,12 +279,14 @@ class SimulatedWorker:
         self._hook(strategy.begin_step, number)
         for bucket in reversed(self._buckets):
             self._hook(strategy.before_forward, bucket)
-            self._owe(_FORWARD, longer * self._forward_s[bucket.index])
+            self._owed_s += longer * self._forward_s[bucket.index]
         self.make_gradients()
         for bucket in self._buckets:
-            self._owe(_BACKWARD, longer * self._backward_s[bucket.index])
+            self._owed_s += longer * self._backward_s[bucket.index]
             self._hook(strategy.gradient_final, bucket)
-        self._owe(_BACKWARD, longer * self._work.after_s)
+        self._owed_s += longer * self._work.after_s
+        self.parts_s[_FORWARD] += longer * self._all_forward_s
+        self.parts_s[_BACKWARD] += longer * self._all_backward_s
         is_end = (number + 1) % self._period == 0
         self._is_due = self._looks_at_each_step or is_end or strategy.exchanges_at(number)
         if self._is_due:
@@ -294,13 +297,11 @@ class SimulatedWorker:
         """All weights of the step have come. Nothing is computed where only times count."""
 
     def update(self, bucket: Bucket, _scale: float) -> None:
-        self._owe(_UPDATE, self._update_s_of_an_element * bucket.size)
+        update_s = self._update_s_of_an_element * bucket.size
+        self._owed_s += update_s
+        self.parts_s[_UPDATE] += update_s
         if self._is_due:
             self.settle()
-
-    def _owe(self, part: int, seconds: float) -> None:
-        self._owed_s += seconds
-        self.parts_s[part] += seconds
 
     def settle(self) -> None:
         """Compute for as long as has been summed up."""
