@@ -256,8 +256,6 @@ def _path(key_file: Any) -> Path | None:
 
 
 def _require_shape(num_elements: object, with_velocity: object) -> None:
-    if isinstance(num_elements, bool):  # a whole number, too
-        raise InputError(f"{_WHO}: num_elements is {num_elements}; give a whole number from 1 on")
     if num_elements is not None:
         require_whole(f"{_WHO}: num_elements", num_elements, least=1)
     if not isinstance(with_velocity, bool):

@@ -10,10 +10,11 @@ import typer
 from samovar.cli.command import OPTIONS
 from samovar.core import units
 from samovar.core.errors import InputError
+from samovar.core.files import opened
 from samovar.report.comparison import Comparison, read_foreseen
 from samovar.report.history import History
 from samovar.report.page import MARK, page
-from samovar.report.run_folder import RunFolder, opened, write_atomic
+from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.report.tables import printer, show_lines
 from samovar.report.watching import served, watch
 from samovar.transports.tcp_listen import parse_address

@@ -345,6 +345,7 @@ ALL_REDUCES: dict[str, PlanFunction] = {
 # The first half of an all-reduce of that name, with its bits.
 REDUCE_SCATTERS: dict[str, PlanFunction] = {"direct": direct_reduce_scatter, "ring": ring_reduce_scatter}
 ALL_REDUCE_NAMES = (*ALL_REDUCES, "two-level")
+IN_PLACE = "direct"  # adds up where the memory is mapped; updates are divided by default then
 
 
 def all_reduce(name: str, *, host_size: HostSizes) -> PlanFunction:

@@ -72,7 +72,7 @@ def require_choice(flag: str, value: object, allowed: Collection[str]) -> None:
 
 def require_whole(what: str, value: object, least: int) -> None:
     """Raises InputError if `value` is not a whole number, or less than `least`."""
-    if not isinstance(value, Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{what} is {value!r}; give a whole number from {least} on")
 
 

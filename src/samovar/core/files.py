@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from samovar.core.errors import InputError
 
@@ -74,12 +75,17 @@ def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
     return mark
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, to be read. Raises OSError for a pipe of its name, whose opening would wait for a writer."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path.open("rb")
+
+
 def start_of(path: Path, num_bytes: int) -> bytes:
     """The first bytes of a regular file; none if it cannot be read."""
     try:
-        if not path.is_file():  # to open a FIFO would wait for ever
-            return b""
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(num_bytes)
     except (OSError, ValueError):
         return b""

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
+from samovar.collectives.plans import IN_PLACE
 from samovar.core.errors import InputError
 from samovar.core.machine import Ports
 from samovar.core.plain import from_plain, to_plain
@@ -23,6 +24,7 @@ from samovar.strategies.base import Strategy
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, described, resolved
+from samovar.strategies.hybrid_easgd import plan_in_groups
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
 from samovar.strategies.sync import BUCKET, OWNER, OWNERS
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
@@ -32,7 +34,6 @@ _ENDS_BELOW = 0.5  # of ideal: there scaling has ended
 _IS_THE_LIMIT = 0.6  # of the time that a step waits for its exchange
 COMPUTATION = "computation"
 _SUM_AND_BROADCAST = "tree"  # how owners of buckets exchange
-_DIVIDED = "direct"  # the plan that adds up in place, with which updates are divided
 _FEWEST_MESSAGES = "tree"  # any plan takes no time where messages take none
 
 
@@ -141,7 +142,8 @@ def _choices(question: Question, name: str, work: Work, plans: Plans, num_worker
     asked = question.collective
     collective = plans.fastest if asked == AUTO else lambda _num_bytes: asked
     if base.traits.setting(BUCKET.name) is None or base.exchanges_weights:
-        asked = _in_groups(question, num_workers) if base.traits.in_groups else asked
+        if base.traits.in_groups:
+            asked = plan_in_groups(asked, is_mapped=question.cluster.num_nodes(num_workers) == 1)
         yield SharingChoice(StrategyConfig.given(name, fitting, collective=asked), collective)
         return
     yield from _with_buckets(name, fitting, collective, question, work, plans, num_workers)
@@ -185,7 +187,7 @@ def _with_buckets(
     at_once = fitting if owner in OWNERS[NONE] else {key: fitting[key] for key in fitting if key != OWNER.name}
     whole = SharingChoice(StrategyConfig.given(name, at_once | {OVERLAP.name: NONE}), collective)
     if overlaps[0] == NONE and not owner and _divides_updates(question, fitting, num_workers):
-        yield SharingChoice(whole.config.but({OWNER.name: "parts"}), lambda _: _DIVIDED)
+        yield SharingChoice(whole.config.but({OWNER.name: "parts"}), lambda _: IN_PLACE)
     for overlap in overlaps:
         if overlap == NONE or num_workers == 1 or not question.cluster.worker.spare_core:
             if overlap == overlaps[0]:
@@ -204,20 +206,13 @@ def _with_buckets(
 def _divides_updates(question: Question, fitting: Mapping[str, Any], num_workers: int) -> bool:
     """Whether workers that share memory would each make a part of the updates, as `samovar train` does by itself."""
     is_shared = num_workers > 1 and question.cluster.num_nodes(num_workers) == 1
-    by_plan = question.collective in (AUTO, _DIVIDED) and not fitting.get(COMPRESS.name)
+    by_plan = question.collective in (AUTO, IN_PLACE) and not fitting.get(COMPRESS.name)
     return is_shared and by_plan and question.profile.divides_updates
 
 
 def _model(overlap: str, collective: Callable[[int], str], work: Work, plans: Plans) -> ExchangeModel:
     by = (lambda _: _SUM_AND_BROADCAST) if overlap == "full" else collective
     return plans.exchange_model(by, BYTES_OF_A_FLOAT * work.num_parameters, 1.0)
-
-
-def _in_groups(question: Question, num_workers: int) -> str:
-    """The plan inside groups, as in a job: on one node they add up in mapped memory."""
-    if question.collective != AUTO:
-        return question.collective
-    return _DIVIDED if question.cluster.num_nodes(num_workers) == 1 else "tree"
 
 
 def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:

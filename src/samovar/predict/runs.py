@@ -106,7 +106,7 @@ class _Told:
     from_s: float = 0.0
     until_s: float = 0.0
     computed_s: float = 0.0
-    parts_s: tuple[float, ...] = ()
+    parts_s: list[float] = field(default_factory=list)
     num_bytes: int = 0
     staleness: float | None = None
     use: list[PortUse] = field(default_factory=list)
@@ -219,17 +219,17 @@ def _measured(
     transport: SimTransport,
     servers: CenterServers | None,
 ) -> _Told:
-    told, parts_s = _Told(num_steps=steps[1]), tuple(worker.parts_s)
+    told = _Told(num_steps=steps[1])
     for step in range(sum(steps)):
         if step == steps[0]:
             worker.settle()
             told.from_s, told.computed_s, told.num_bytes = transport.now_s, -worker.computed_s, -transport.bytes_sent
-            parts_s = tuple(worker.parts_s)
+            told.parts_s = [-seconds for seconds in worker.parts_s]
             _look(told, transport, servers)
         worker.advance(step, strategy)
     worker.settle()
     told.until_s = transport.now_s
-    told.parts_s = tuple(after - before for after, before in zip(worker.parts_s, parts_s, strict=True))
+    told.parts_s = [sum(pair) for pair in zip(worker.parts_s, told.parts_s, strict=True)]
     told.computed_s += worker.computed_s
     told.num_bytes += transport.bytes_sent
     _look(told, transport, servers)

@@ -18,9 +18,9 @@ import rich.text
 
 from samovar.core.clock import local_now
 from samovar.core.errors import InputError
+from samovar.core.files import opened
 from samovar.report import wording
 from samovar.report.records import Finished, Notice, Progress, Record, SnapshotWritten, Started, Tested, Valued
-from samovar.report.run_folder import opened
 from samovar.report.script_output import LineOutput
 
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)

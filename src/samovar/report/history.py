@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from samovar.core.errors import InputError
+from samovar.core.files import opened
 from samovar.report.console import LogFile
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, output_named, read_result
-from samovar.report.run_folder import RunFolder, config_of, opened
+from samovar.report.run_folder import RunFolder, config_of
 from samovar.report.steps import KINDS, Advice, Arrival, StepTimes, TimeSpent
 
 ENDED, FAILED, KILLED, OPEN, UNTOLD = "ended", "failed", "killed", "open", "untold"

@@ -1,20 +1,18 @@
 """The folder that a run leaves behind."""
 
 import contextlib
-import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from samovar.core.errors import InputError
-from samovar.core.files import publish_file
+from samovar.core.files import opened, publish_file
 from samovar.core.plain import to_plain
 
 DEFAULT_PARENT = Path("runs")
@@ -133,13 +131,6 @@ def run_folders_of(net_name: str, strategies: Iterable[str]) -> list[Path]:
     others = tuple(f"-{name}" for name in known)
     rests = {path: match[1] for path in sorted(DEFAULT_PARENT.glob("*")) if (match := form.fullmatch(path.name))}
     return [path for path, rest in rests.items() if rest in known or not rest.endswith(others)]
-
-
-def opened(path: Path) -> BinaryIO:
-    """A file, to be read. Raises OSError for a pipe of its name, whose opening would wait for a writer."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
-    return path.open("rb")
 
 
 def whole_number(digits: str) -> int:

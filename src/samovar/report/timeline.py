@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from samovar.core.errors import InputError
-from samovar.core.files import write_file
+from samovar.core.files import opened, write_file
 from samovar.core.trace import Span
-from samovar.report.run_folder import opened
 
 STREAMS: Final = ("step", "data", "forward", "backward", "exchange", "update", "in flight")
 MAX_ARROWS: Final = 50_000

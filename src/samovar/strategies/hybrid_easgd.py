@@ -8,6 +8,7 @@ import numpy as np
 from samovar.collectives.engine import PlannedCollectives, RecordExchange
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.plan import Plan, renumbered
+from samovar.collectives.plans import IN_PLACE
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
@@ -35,6 +36,13 @@ _POLL_S = 0.002
 _MOST_OF_A_GROUP = 4  # the GPUs of a ShmCaffe node
 
 
+def plan_in_groups(collective: str, *, is_mapped: bool) -> str:
+    """The plan inside groups by `--collective`; AUTO adds in place if memory is mapped."""
+    if collective != AUTO:
+        return collective
+    return IN_PLACE if is_mapped else "tree"
+
+
 class GroupCollectives(PlannedCollectives):
     """Collectives among the ranks kG ... kG + G - 1 to which this one belongs, for all such groups at once."""
 
@@ -47,8 +55,7 @@ class GroupCollectives(PlannedCollectives):
     @classmethod
     def among(cls, whole: PlannedCollectives, group_size: int, collective: str, window: Window) -> "GroupCollectives":
         """By `collective`; AUTO adds in place if memory, such as `window`, is mapped."""
-        best = "direct" if isinstance(window, MappedWindow) else "tree"
-        return cls(whole, group_size, best if collective == AUTO else collective)
+        return cls(whole, group_size, plan_in_groups(collective, is_mapped=isinstance(window, MappedWindow)))
 
     @property
     def ranks(self) -> range:

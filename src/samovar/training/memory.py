@@ -10,7 +10,7 @@ import torch
 
 from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, chosen_between, require_messages
 from samovar.collectives.engine import Collectives, PlannedCollectives
-from samovar.collectives.plans import REDUCE_SCATTERS
+from samovar.collectives.plans import IN_PLACE, REDUCE_SCATTERS
 from samovar.collectives.tree import own_nodes
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer, StagedBuffer, pinned
@@ -32,9 +32,6 @@ from samovar.strategies.traits import AUTO, NONE
 from samovar.strategies.trial import TrialCallback
 from samovar.training.step import Parts
 from samovar.transports.base import MappedWindow, Region, Transport
-
-# The plan with which updates are divided by default: it makes the sums in place.
-_DIVIDED = "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ def divided(
     is_open = is_ours and sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
     if not is_open or is_near or sharing.codec is not None or caffe.clip_gradients is not None:
         return sharing
-    by_parts = collective == _DIVIDED and config.workers > 1 and not sharing.takes_factors
+    by_parts = collective == IN_PLACE and config.workers > 1 and not sharing.takes_factors
     return replace(sharing, overlap="none", owner="parts" if by_parts else "all")
 
 
